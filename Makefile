@@ -1,0 +1,33 @@
+# `make demo` runs the main job, `make test` the whole suite; each makes its own .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml requirements-dev.txt
+
+.PHONY: demo test lint docs check clean
+
+demo: $(STAMP)
+	$(BIN)/replaybank demo
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	TD_CHECK_INVARIANTS=1 $(BIN)/pytest
+	$(MAKE) docs
+
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -b doctest docs docs/_build/doctest
+
+$(STAMP): $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "nanobind>=2.8" cmake ninja
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e ".[dev,docs]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist docs/_build

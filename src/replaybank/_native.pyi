@@ -1,0 +1,1 @@
+"""Typed face of the compiled module: kernels over addresses of checked arrays."""

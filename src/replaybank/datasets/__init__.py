@@ -1,0 +1,1 @@
+"""Datasets: stored experience, ready to be sampled."""

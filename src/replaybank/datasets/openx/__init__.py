@@ -1,0 +1,1 @@
+"""Open X-Embodiment: robot episodes read from their published formats."""

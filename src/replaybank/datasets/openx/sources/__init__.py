@@ -1,0 +1,1 @@
+"""Origins of episodes: each gives shards, and the episodes in them."""

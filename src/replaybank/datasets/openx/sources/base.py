@@ -1,0 +1,99 @@
+"""What every origin of robot episodes offers: shards, and the episodes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Key: TypeAlias = tuple[str, ...]
+"""Path of a field in an episode. A part is never split: names may contain ``/`` themselves."""
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """What a source declares about one field of a step or of an episode.
+
+    Args:
+        kind: ``"tensor"`` (numbers), ``"text"`` or ``"image"`` (stored encoded).
+        shape: shape of one value, without the step dimension; -1 where it is unknown. ``(H, W, C)`` for images.
+        dtype: dtype of the values once decoded; ``None`` for text.
+    """
+
+    kind: Literal["tensor", "text", "image"]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+
+
+class Images(Protocol):
+    """The frames of one camera over an episode, still encoded until asked for."""
+
+    def __len__(self) -> int:
+        """Number of frames, one a step."""
+        ...
+
+    def encoded(self) -> Sequence[bytes]:
+        """The frames as they are stored (JPEG or PNG), one ``bytes`` a step."""
+        ...
+
+    def decode(self) -> npt.NDArray[Any]:
+        """All frames, ``[T, H, W, C]``, RGB."""
+        ...
+
+
+Column: TypeAlias = "npt.NDArray[Any] | list[str] | Images"
+"""One field over an episode: an array ``[T, ...]``, ``T`` strings, or ``T`` encoded images."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of episodes: the unit of work, of progress and of resuming.
+
+    Args:
+        number: position among the shards of the split, from 0.
+        path: where it is, as a path or URL.
+        episodes: number of episodes declared for it, ``None`` if unknown.
+    """
+
+    number: int
+    path: str
+    episodes: int | None
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode as its origin has it: no key renamed, no frame decoded.
+
+    Args:
+        steps: fields that vary over the steps, each with ``length`` entries.
+        length: number of steps, at least 1.
+        where: shard path and record number, for error messages.
+        metadata: values that belong to the whole episode.
+        missing: keys of ``steps`` that the dataset declares and this episode does not have; they are absent from ``steps``.
+    """
+
+    steps: Mapping[Key, Column]
+    length: int
+    where: str
+    metadata: Mapping[Key, Any] = field(default_factory=dict)
+    missing: frozenset[Key] = frozenset()
+
+
+class EpisodeSource(Protocol):
+    """An origin of episodes. Holds no open file between calls, so that it can be pickled to workers."""
+
+    name: str
+    """Name of the dataset."""
+    fields: Mapping[Key, FieldSpec]
+    """Fields of a step."""
+
+    def shards(self) -> Sequence[Shard]:
+        """All shards of the chosen split, in order."""
+        ...
+
+    def episodes(self, shard: Shard, start: int = 0) -> Iterator[Episode]:
+        """Episodes of one shard, from record ``start`` on, in file order."""
+        ...

@@ -1,0 +1,1 @@
+"""Samplers: which items are read."""

@@ -1,0 +1,1 @@
+"""Storages: the data, and the log of what was written."""

@@ -1,0 +1,1 @@
+"""The trajectory index, and splitting batches into trajectories."""

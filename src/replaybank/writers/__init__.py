@@ -1,0 +1,1 @@
+"""Writers: where items are written."""
