@@ -19,7 +19,8 @@ class FieldSpec:
 
     Args:
         kind: ``"tensor"`` (numbers), ``"text"`` or ``"image"`` (stored encoded).
-        shape: shape of one value, without the step dimension; -1 where it is unknown. ``(H, W, C)`` for images.
+        shape: shape of one value, without the step dimension; -1 where it is unknown. ``(H, W, C)`` for
+            images.
         dtype: dtype of the values once decoded; ``None`` for text.
     """
 
@@ -72,7 +73,7 @@ class Episode:
         length: number of steps, at least 1.
         where: shard path and record number, for error messages.
         metadata: values that belong to the whole episode.
-        missing: keys of ``steps`` that the dataset declares and this episode does not have; they are absent from ``steps``.
+        missing: keys that the dataset declares and this episode does not have; absent from ``steps``.
     """
 
     steps: Mapping[Key, Column]
