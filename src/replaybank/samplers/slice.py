@@ -276,7 +276,7 @@ class SliceSampler(Sampler):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._forget()
 
     def __repr__(self) -> str:
