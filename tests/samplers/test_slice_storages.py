@@ -141,3 +141,10 @@ def test_random_items_of_several_columns() -> None:
     items = storage.get(where)
     assert items.batch_size == torch.Size([500])
     assert torch.equal((items["step"] + items["episode"] % 1000 * 7), where[0] + where[1])
+
+
+def test_a_list_of_tensordicts_says_which_storage_to_use() -> None:  # C43
+    storage = ListStorage(5)
+    extend(storage, steps(0, 5))
+    with pytest.raises(RuntimeError, match=r"^Could not get a tensordict .* in a LazyTensorStorage"):
+        SliceSampler(slice_len=2).sample(storage, 4)
