@@ -71,6 +71,8 @@ def test_two_fields_under_one_stored_name_are_refused() -> None:
         DataFormatError, match=r"\('a', 'b'\) and \('a/b',\) are stored under one name, 'steps/a/b'"
     ):
         schema_of({"a": dict_of({"b": tensor([], "float32")}), "a/b": tensor([], "float32")})
+    with pytest.raises(DataFormatError, match=r"\('x',\) and \('x/shape',\) are stored under one name"):
+        schema_of({"x": tensor(["-1"], "float32"), "x/shape": tensor([], "int64")})
 
 
 def test_every_kind_of_feature_that_is_read() -> None:

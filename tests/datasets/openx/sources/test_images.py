@@ -98,6 +98,11 @@ def test_a_frame_of_another_shape_is_named() -> None:
         images([good, other], (-1, -1, 3)).decode()
     with pytest.raises(DataFormatError, match="frame 0 has 8 x 8 pixels, expected 16 x 8"):
         images([good], (16, 8, 3)).decode()
+    # As many bytes, fewer bytes, and one that claims far more.
+    turned, smaller = encode_frame(smooth((4, 16, 3)), "jpeg"), encode_frame(smooth((4, 4, 3)), "jpeg")
+    for bad, shape in ((turned, "4 x 16"), (smaller, "4 x 4"), (jpeg_claiming(60, 60_000), "60 x 60000")):
+        with pytest.raises(DataFormatError, match=f"frame 1 has {shape} pixels, expected 8 x 8"):
+            images([good, bad], (8, 8, 3)).decode()
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
