@@ -25,8 +25,9 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     The folder holds ``rows.bin`` (the small leaves of an item side by side), ``column-<n>.bin`` (a large
     leaf each) and ``layout.json``, which says what lies where
-    (:class:`~replaybank.storages.layout.RowLayout`). The files are sparse: they take room on the disk as they are written. Pickling sends the path, not the data:
-    the copy maps the same files, with the write log as it was.
+    (:class:`~replaybank.storages.layout.RowLayout`). The files are sparse: they take room on the disk as
+    they are written. Pickling sends the path, not the data: the copy maps the same files, with the write log
+    as it was.
 
     Not thread-safe: the buffer's lock guards it. Processes that share it need ``shared_init`` for the log.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from replaybank.checkpoint import Stateful
 from replaybank.storages.base import Storage
 
 
-class Writer(ABC):
+class Writer(Stateful):
     """Decides where in a storage new items go.
 
     The cursor and the count of what was written have their one home in ``storage.log``, so that two writers
