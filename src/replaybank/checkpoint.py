@@ -302,8 +302,8 @@ def _encode(value: Any, where: str, tensors: list[tuple[str, Tensor]]) -> Any:
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     raise TypeError(
-        f"{where} is a {type(value).__name__}; tensors, int, float, bool, str, None, and dicts, lists, tuples "
-        "and TensorDicts of them can be saved."
+        f"{where} is a {type(value).__name__}; tensors, int, float, bool, str, None, and dicts, lists, "
+        "tuples and TensorDicts of them can be saved."
     )
 
 
