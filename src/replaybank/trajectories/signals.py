@@ -1,0 +1,159 @@
+"""Where trajectories end: by a bool of each step, or by a change of value from one step to the next."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from replaybank import _native
+from replaybank.storages.write_log import WriteLog
+
+Key = tuple[str, ...]
+"""Path of a leaf. A part is never split."""
+
+
+class StepSource(Protocol):
+    """What the trajectory index needs of a storage."""
+
+    @property
+    def log(self) -> WriteLog:
+        """The log of its writes."""
+        ...
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Sizes of the dimensions behind time."""
+        ...
+
+    def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
+        """Values ``[k, *columns, *item]`` of one leaf at the given rows."""
+        ...
+
+
+class EndSignal(ABC):
+    """A leaf of a storage that tells where trajectories end.
+
+    Immutable, so safe in any thread.
+
+    Args:
+        key: path of the leaf.
+    """
+
+    depends_on_next: bool
+    """The flag of a step depends on the value of the step after it."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, EndSignal) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.key))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r})"
+
+    def read(self, storage: StepSource, start: int, count: int) -> Tensor:
+        """The values of ``count`` rows from ``start`` (modulo ``rows``) on. O(count).
+
+        Returns:
+            ``[count, *columns, *item]``, contiguous, on the CPU, perhaps a view of the storage.
+
+        Raises:
+            KeyError: the storage lacks the leaf.
+            RuntimeError: the leaf has more dimensions than the storage.
+        """
+        rows = storage.log.rows
+        end = start + count
+        if end <= rows:
+            value = storage.read_leaf(self.key, slice(start, end))
+        else:
+            parts = (
+                storage.read_leaf(self.key, slice(start, rows)),
+                storage.read_leaf(self.key, slice(0, end - rows)),
+            )
+            value = torch.cat(parts)
+        if not value.is_cpu:
+            value = value.cpu()
+        return self.checked(value, 1 + len(storage.columns)).contiguous()
+
+    @abstractmethod
+    def checked(self, value: Tensor, ndim: int) -> Tensor:
+        """``value``, cast if need be, of a storage of ``ndim`` dimensions."""
+
+    @abstractmethod
+    def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
+        """Whether a trajectory ends with each step, contiguous bool, ``count * n_columns`` in all. O(count).
+
+        Args:
+            values: ``[count, ...]``, what was read.
+            n_columns: number of columns.
+            after: ``[1, ...]``, the values of the next row, if that continues the last one.
+        """
+
+    @abstractmethod
+    def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
+        """The same for the row before, contiguous bool of ``n_columns`` elements.
+
+        Args:
+            before: ``[1, ...]``, the values of that row.
+            values: ``[count, ...]``, those of the rows that continue it.
+            n_columns: number of columns.
+        """
+
+
+class DoneSignal(EndSignal):
+    """A bool (or number) a step; true ends the trajectory. A trailing dimension of 1 is allowed."""
+
+    depends_on_next = False
+
+    def checked(self, value: Tensor, ndim: int) -> Tensor:
+        """``value`` as bool."""
+        if value.ndim != ndim and (value.ndim != ndim + 1 or value.shape[-1] != 1):
+            raise RuntimeError(
+                f"Expected the end-of-trajectory signal to be {ndim}-dimensional as the storage is (a "
+                f"trailing dimension of 1 is allowed), got {value.ndim} dimensions under {self.key}: "
+                f"{tuple(value.shape)}."
+            )
+        return value if value.dtype == torch.bool else value != 0
+
+    def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
+        """The values are the flags."""
+        return values
+
+    def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
+        """The values are the flags."""
+        return before
+
+
+class ChangeSignal(EndSignal):
+    """An identity a step, of any dtype and item shape; the trajectory ends where the next step's differs."""
+
+    depends_on_next = True
+
+    def checked(self, value: Tensor, ndim: int) -> Tensor:
+        """``value`` in a form that equal identities have the same bytes in."""
+        return value + 0.0 if value.is_floating_point() else value  # -0.0 becomes 0.0
+
+    def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
+        """Where the bytes change."""
+        count = values.shape[0]
+        flags = torch.empty(count * n_columns, dtype=torch.bool)
+        size = values.numel() * values.element_size() // flags.numel()
+        _native.trajectory_changes(
+            values.data_ptr(),
+            count,
+            n_columns,
+            size,
+            0 if after is None else after.data_ptr(),
+            flags.data_ptr(),
+        )
+        return flags
+
+    def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
+        """Where the bytes change."""
+        return self.flags(before, n_columns, values)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reference.storage import PlainStorage
+from reference.trajectory_index import Found, n_windows, trajectories
+from reference.write_log import SlotLog
+from replaybank.storages.write_log import RING
+from replaybank.trajectories.index import Slices, TrajectoryIndex
+from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal
+
+
+def as_list(slices: Slices) -> list[Found]:
+    return [(column, first, steps) for column, first, steps in slices.runs.T.tolist()]
+
+
+class History:
+    """A storage and its brute-force twin, written together at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.rows = self.random.choice([1, 2, 3, 7, 8, 30, 63, 64, 65, 130])
+        columns = self.random.choice([(), (), (1,), (3,), (2, 2)])
+        self.n_columns = math.prod(columns)
+        self.by_change = self.random.random() < 0.5
+        self.p_end = self.random.choice([0.0, 0.05, 0.3, 1.0])
+        item = self.random.choice([(), (1,), (2, 3)] if self.by_change else [(), (1,)])
+        self.shape = (*columns, *item)
+        self.key = ("next", "done")
+        self.signal: EndSignal = ChangeSignal(self.key) if self.by_change else DoneSignal(self.key)
+        self.dtype = self.random.choice(
+            [torch.int64, torch.float32, torch.uint8] if self.by_change else [torch.bool]
+        )
+        self.storage = PlainStorage(self.rows, columns)
+        self.log = SlotLog(self.rows)
+        self.values: list[list[Any]] = [[0] * self.n_columns for _ in range(self.rows)]
+        self.current = [0] * self.n_columns
+
+    def new_values(self, count: int) -> Tensor:
+        rows = []
+        for _ in range(count):
+            for column in range(self.n_columns):
+                end = self.random.random() < self.p_end
+                self.current[column] = (self.current[column] + end) % 5 if self.by_change else int(end)
+            rows.append(list(self.current))
+        values = torch.tensor(rows, dtype=self.dtype).reshape(count, self.n_columns, 1)
+        n_items = math.prod(self.shape) // self.n_columns
+        return values.expand(count, self.n_columns, n_items).reshape(count, *self.shape)
+
+    def remember(self, rows: list[int], values: Tensor) -> None:
+        for row, value in zip(
+            rows, values.reshape(len(rows), self.n_columns, -1)[..., 0].tolist(), strict=True
+        ):
+            self.values[row] = value
+
+    def write(self, start: int, count: int, set_cursor: bool) -> None:
+        values = self.new_values(count)
+        self.storage.write(start, {self.key: values}, set_cursor=set_cursor)
+        self.log.append(start, count, set_cursor)
+        self.remember([(start + k) % self.rows for k in range(count)], values)
+
+    def step(self) -> None:
+        log = self.storage.log
+        kind = self.random.random()
+        count = self.random.choice([1, 1, 2, self.random.randint(1, self.rows), self.rows])
+        count = min(count, self.rows)
+        if kind < 0.6 or log.length == 0:
+            self.write(log.cursor, count, True)
+        elif kind < 0.7:
+            self.write(
+                self.random.randrange(min(log.length + 1, self.rows)), count, self.random.random() < 0.5
+            )
+        elif kind < 0.94:
+            rows = self.random.sample(range(log.length), min(self.random.choice([1, 3]), log.length))
+            values = self.new_values(len(rows))
+            self.storage.replace(torch.tensor(rows), {self.key: values})
+            self.remember(rows, values)
+        elif kind < 0.96:
+            log.clear()
+            self.log.clear()
+        elif kind < 0.98:
+            log.load_state_dict(log.state_dict())
+        else:
+            wraps = self.random.random() < 0.5
+            count = self.rows if wraps else self.random.randint(1, self.rows)
+            values = self.new_values(self.rows)
+            self.storage.leaves[self.key] = values.clone()
+            log.fill(wraps=wraps, count=count)
+            self.log.fill(wraps, count)
+            self.remember(list(range(self.rows)), values)
+
+    def trajectories(self) -> list[Found]:
+        return trajectories(self.log, self.values, self.by_change)
+
+
+def check_index(index: TrajectoryIndex, every: list[Found], min_length: int) -> None:
+    eligible = [found for found in every if found[2] >= min_length]
+    assert as_list(index.eligible()) == eligible
+    assert (index.n_trajectories, index.n_eligible) == (len(every), len(eligible))
+    lengths = [steps for _, _, steps in every] or [0]
+    assert index.length_range() == (min(lengths), max(lengths))
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_after_any_history_the_index_agrees_with_the_slots_themselves(seed: int) -> None:
+    history = History(seed)
+    index = TrajectoryIndex(history.signal)
+    min_length = 1
+    for _ in range(history.random.randint(1, 40)):
+        history.step()
+        if history.random.random() < 0.5:
+            if history.random.random() < 0.3:
+                min_length = history.random.choice([1, 2, 3, 10, 64, 100])
+            index.sync(history.storage, min_length)
+            check_index(index, history.trajectories(), min_length)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_every_drawn_slice_is_consecutive_and_in_one_trajectory(seed: int) -> None:
+    history = History(seed)
+    index = TrajectoryIndex(history.signal)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(history.random.randint(1, 10)):
+        history.step()
+        every = history.trajectories()
+        slice_len = history.random.choice([1, 2, 3, 8])
+        left, right = history.random.randrange(slice_len), history.random.randrange(slice_len)
+        min_length = slice_len if history.random.random() < 0.5 else 1
+        index.sync(history.storage, min_length)
+        slices = index.draw(20, slice_len, left=left, right=right, generator=generator)
+        eligible = [found for found in every if found[2] >= min_length]
+        if not eligible:
+            assert slices.total == 0
+            continue
+        length = history.log.length
+        allowed = {
+            (column, (first + offset) % length, kept)
+            for column, first, steps in eligible
+            for offset, kept in n_windows(steps, slice_len, left, right)
+        }
+        assert set(as_list(slices)) <= allowed
+        time, column, ends = index.expand(slices)
+        expected = [
+            (slot % length, place, k == steps - 1)
+            for place, first, steps in as_list(slices)
+            for k, slot in enumerate(range(first, first + steps))
+        ]
+        places = torch.zeros_like(time) if column is None else column
+        assert (column is None) == (history.n_columns == 1)
+        assert list(zip(time.tolist(), places.tolist(), ends[:, 0].tolist(), strict=True)) == expected
+
+
+def ends_at(count: int, *places: int) -> dict[tuple[str, ...], Tensor]:
+    done = torch.zeros(count, dtype=torch.bool)
+    done[list(places)] = True
+    return {("done",): done}
+
+
+def test_each_written_step_is_read_once_however_often_one_looks() -> None:
+    for signal in (DoneSignal(("done",)), ChangeSignal(("done",))):
+        storage, index, written = PlainStorage(50), TrajectoryIndex(signal), 0
+        generator = random.Random(0)
+        for _ in range(200):
+            count = generator.randint(1, 20)
+            storage.extend(ends_at(count, generator.randrange(count)))
+            written += count
+            for _ in range(generator.randint(1, 2)):
+                index.sync(storage, 3)
+            assert index.signals_read == written
+
+
+def test_several_columns_are_read_once_each() -> None:
+    storage, index = PlainStorage(10, (3,)), TrajectoryIndex(DoneSignal(("done",)))
+    for _ in range(7):
+        storage.extend({("done",): torch.zeros(4, 3, 1, dtype=torch.bool)})
+        index.sync(storage)
+    assert index.signals_read == 7 * 4 * 3
+
+
+def test_an_index_that_fell_behind_the_log_is_right_again() -> None:
+    storage, index = PlainStorage(100), TrajectoryIndex(DoneSignal(("done",)))
+    storage.extend(ends_at(100, 9, 49))
+    index.sync(storage)
+    for k in range(RING + 5):
+        storage.replace(torch.tensor([20]), {("done",): torch.tensor([k % 2 == 0])})
+    storage.replace(torch.tensor([30]), {("done",): torch.tensor([True])})
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 10), (0, 10, 11), (0, 21, 10), (0, 31, 19), (0, 50, 50)]
+
+
+def test_another_storage_is_read_from_its_start() -> None:
+    index = TrajectoryIndex(DoneSignal(("done",)))
+    for rows, place in ((10, 3), (20, 8)):
+        storage = PlainStorage(rows)
+        storage.extend(ends_at(rows, place))
+        index.sync(storage)
+        assert as_list(index.eligible()) == [(0, 0, place + 1), (0, place + 1, rows - place - 1)]
+
+
+def test_a_read_that_fails_leaves_nothing_half_done() -> None:
+    storage, index = PlainStorage(10), TrajectoryIndex(DoneSignal(("done",)))
+    storage.extend(ends_at(5, 2))
+    index.sync(storage)
+    storage.extend(ends_at(4, 0))
+    kept = storage.leaves.pop(("done",))
+    with pytest.raises(KeyError):
+        index.sync(storage)
+    storage.leaves["done",] = kept
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 3), (0, 3, 3), (0, 6, 3)]
+
+
+def test_ranks_choose_trajectories_and_a_rank_too_high_is_an_index_error() -> None:
+    index = TrajectoryIndex.of_flags(torch.tensor([[False], [True], [False], [True], [True]]))
+    assert as_list(index.eligible(torch.tensor([2, 0]))) == [(0, 4, 1), (0, 0, 2)]
+    with pytest.raises(IndexError, match="Trajectory 3 is out of range: 3 trajectories"):
+        index.eligible(torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("signal", [DoneSignal(("a",)), ChangeSignal(("a",))])
+def test_signals_are_equal_if_they_read_the_same_leaf_the_same_way(signal: EndSignal) -> None:
+    assert signal == type(signal)(("a",))
+    assert hash(signal) == hash(type(signal)(("a",)))
+    assert signal not in (type(signal)(("b",)), "a", DoneSignal(("b",)))
+    assert DoneSignal(("a",)) != ChangeSignal(("a",))
+    assert "('a',)" in repr(signal)
+
+
+def test_minus_zero_and_zero_are_one_identity() -> None:
+    storage, index = PlainStorage(4), TrajectoryIndex(ChangeSignal(("id",)))
+    storage.extend({("id",): torch.tensor([0.0, -0.0, 1.0, 1.0])})
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 2), (0, 2, 2)]
