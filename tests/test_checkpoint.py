@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict, lazy_stack
 
 from replaybank.checkpoint import Stateful, fsync_directory, load, save, write_json_atomically
 from replaybank.errors import DataFormatError
@@ -98,6 +99,21 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path, dtype: torch.dtype, sh
     assert same(load(tmp_path), {"x": tensor})
 
 
+def test_tensordicts_come_back_with_their_batch_size_and_what_is_no_tensor(tmp_path: Path) -> None:
+    inner = TensorDict({"b": torch.zeros(2, 3)}, batch_size=[2, 3])
+    td = TensorDict(
+        {"a": torch.ones(2), "text": NonTensorData("hi", batch_size=[2]), "in": inner}, batch_size=[2]
+    )
+    save(tmp_path, {"items": [td, TensorDict(c=torch.tensor(1))]})
+    first, second = load(tmp_path)["items"]
+    assert type(first) is TensorDict
+    assert first.batch_size == (2,)
+    assert first["in"].batch_size == (2, 3)
+    assert first["text"] == "hi"
+    assert bool((first.exclude("text") == td.exclude("text")).all())
+    assert int(second["c"]) == 1
+
+
 def test_views_that_are_not_contiguous_are_saved_by_value(tmp_path: Path) -> None:
     big = torch.arange(3_000_000, dtype=torch.float64).reshape(3, 1_000_000)
     views = {
@@ -155,6 +171,7 @@ def test_loading_where_nothing_was_saved_says_so(tmp_path: Path) -> None:
         ({"a": torch.eye(2).to_sparse()}, r"state\.a: a tensor of dtype .* layout torch.sparse_coo"),
         ({"a": torch.empty(2, device="meta")}, "on meta cannot be saved"),
         ({"a": b"bytes"}, r"state\.a is a bytes"),
+        ({"a": lazy_stack([TensorDict(x=torch.ones(2)), TensorDict(x=torch.ones(3))])}, "is a LazyStacked"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(
@@ -307,6 +324,11 @@ def test_a_hostile_tensor_entry_is_refused_before_memory_is_taken(
         {"state": {"dict": {"a": {"pickle": "cos\nsystem\n"}}}},
         {"state": {"dict": {"a": {"float": "1"}}}},
         {"state": {"dict": {"a": {}}}},
+        {"state": {"dict": {"a": {"tensordict": []}}}},
+        {"state": {"dict": {"a": {"tensordict": {"batch_size": [5], "entries": {"x": {"tensor": 0}}}}}}},
+        {"state": {"dict": {"a": {"tensordict": {"batch_size": [-1], "entries": {}}}}}},
+        {"state": {"dict": {"a": {"tensordict": {"batch_size": [], "entries": {"x": {"pickle": ""}}}}}}},
+        {"state": {"dict": {"a": {"nontensor": {"batch_size": 1, "data": 1}}}}},
     ],
     ids=str,
 )

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import torch
+from tensordict import NonTensorData, TensorDict, is_tensor_collection
 from torch import Tensor
 
 from replaybank.errors import DataFormatError
@@ -69,7 +70,8 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0) -> None:
 
     Args:
         path: directory; made if missing. Files in it that are not a checkpoint's are left alone.
-        state: nested dicts with string keys, lists and tuples of tensors, int, float, bool, str and None.
+        state: nested dicts with string keys, lists, tuples and TensorDicts of tensors, int, float, bool, str
+            and None.
         keep: number of earlier saves that stay readable (see ``load(back=)``).
 
     Raises:
@@ -285,7 +287,13 @@ def _encode(value: Any, where: str, tensors: list[tuple[str, Tensor]]) -> Any:
         return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
-    if isinstance(value, Mapping):
+    if type(value) is TensorDict:
+        entries = {key: _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        return {"tensordict": {"batch_size": list(value.batch_size), "entries": entries}}
+    if type(value) is NonTensorData:
+        data = _encode(value.data, where, tensors)
+        return {"nontensor": {"batch_size": list(value.batch_size), "data": data}}
+    if isinstance(value, Mapping) and not is_tensor_collection(value):
         for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{where}: the key {key!r} is a {type(key).__name__}; keys must be strings.")
@@ -294,8 +302,8 @@ def _encode(value: Any, where: str, tensors: list[tuple[str, Tensor]]) -> Any:
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     raise TypeError(
-        f"{where} is a {type(value).__name__}; tensors, int, float, bool, str, None and dicts, lists and "
-        "tuples of them can be saved."
+        f"{where} is a {type(value).__name__}; tensors, int, float, bool, str, None, and dicts, lists, "
+        "tuples and TensorDicts of them can be saved."
     )
 
 
@@ -479,4 +487,20 @@ def _decode(value: Any, file: Path, tensors: list[Tensor]) -> Any:
             return float(content)
         if kind == "tensor" and _is_size(content) and content < len(tensors):
             return tensors[content]
+        if kind in ("tensordict", "nontensor") and isinstance(content, dict):
+            return _decode_tensordict(kind, content, file, tensors)
     raise DataFormatError(f"{file}: {str(value)[:200]} stands for no value.")
+
+
+def _decode_tensordict(kind: str, content: dict[str, Any], file: Path, tensors: list[Tensor]) -> Any:
+    batch_size, entries = content.get("batch_size"), content.get("entries")
+    if isinstance(batch_size, list) and all(_is_size(size) for size in batch_size):
+        if kind == "nontensor":
+            return NonTensorData(data=_decode(content.get("data"), file, tensors), batch_size=batch_size)
+        if isinstance(entries, dict):
+            decoded = {key: _decode(item, file, tensors) for key, item in entries.items()}
+            try:
+                return TensorDict(decoded, batch_size=batch_size)
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise DataFormatError(f"{file}: a TensorDict that contradicts itself: {error}") from None
+    raise DataFormatError(f"{file}: {str(content)[:200]} is no TensorDict.")

@@ -1,0 +1,211 @@
+"""The lock of a buffer: between threads, between processes, after a fork, while a checkpoint is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+
+class ProcessLock:
+    """A reentrant lock between threads and between the processes it is pickled or forked to.
+
+    A lock of the system on a temporary file: the system frees it when its holder is killed. In one process
+    all copies of a lock are one object. The file goes with the process that made it.
+
+    Thread-safe and process-safe.
+
+    Raises:
+        RuntimeError: this system has no locks on files.
+    """
+
+    def __init__(self) -> None:
+        if fcntl is None:
+            raise RuntimeError("shared=True needs locks on files, which this system does not have.")
+        descriptor, path = tempfile.mkstemp(prefix="replaybank-lock-")
+        os.close(descriptor)
+        self._open(path)
+        weakref.finalize(self, _remove, path, os.getpid())
+
+    def _open(self, path: str) -> None:
+        self._path = path
+        self._threads = threading.RLock()
+        self._depth = 0
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        _in_this_process[path] = self
+
+    def acquire(self) -> bool:
+        """Wait for the lock and take it."""
+        self._threads.acquire()
+        if self._depth == 0:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            except BaseException:
+                self._threads.release()
+                raise
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if not self._is_owned():
+            raise RuntimeError("Only the thread that holds the lock can release it.")
+        self._depth -= 1
+        if self._depth == 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    # What threading.Condition asks of a reentrant lock.
+
+    def _is_owned(self) -> bool:
+        return bool(self._threads._is_owned())  # type: ignore[attr-defined]
+
+    def _release_save(self) -> int:
+        depth = self._depth
+        for _ in range(depth):
+            self.release()
+        return depth
+
+    def _acquire_restore(self, depth: int) -> None:
+        for _ in range(depth):
+            self.acquire()
+
+    def renew_after_fork(self) -> None:
+        """In a forked child: the parent may hold the lock that was copied, so ask for it anew."""
+        # The copied descriptor is the parent's lock itself; one opened here is this process's own.
+        os.close(self._descriptor)
+        self._open(self._path)
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return _attached, (self._path,)
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "_descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+_in_this_process: weakref.WeakValueDictionary[str, ProcessLock] = weakref.WeakValueDictionary()
+
+
+def _attached(path: str) -> ProcessLock:
+    lock = _in_this_process.get(path)
+    if lock is None:
+        lock = ProcessLock.__new__(ProcessLock)
+        lock._open(path)
+    return lock
+
+
+def _remove(path: str, maker: int) -> None:
+    if os.getpid() == maker:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+class BufferLock:
+    """One reentrant lock, ``lock``, under which a buffer does everything.
+
+    ``with writing:`` takes it for a write, once no checkpoint is being written; ``with paused_writing():``
+    holds writers back, and lets everybody else in.
+
+    Args:
+        shared: between processes too. Another process's writers are held back by the lock itself, which is
+            then kept as long as a checkpoint is written.
+    """
+
+    def __init__(self, shared: ProcessLock | bool) -> None:
+        self.shared = ProcessLock() if shared is True else shared or None
+        self._start(self.shared or threading.RLock())
+        renew_after_fork(self)
+
+    def _start(self, lock: Any) -> None:
+        self.lock = lock
+        self.writing = _Writing(self)
+        self._saved = threading.Condition(lock)
+        self._saver: int | None = None
+
+    @contextlib.contextmanager
+    def paused_writing(self) -> Iterator[None]:
+        """Hold writers back, except in this thread."""
+        with self.writing:
+            if self.shared:
+                yield
+                return
+            if self._saver is not None:  # in a hook of this thread's own saving
+                yield
+                return
+            self._saver = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._saver = None
+                self._saved.notify_all()
+
+    def wait_for_saver(self) -> None:
+        """Wait, with the lock held, until no other thread writes a checkpoint; lets the lock go meanwhile."""
+        me = threading.get_ident()
+        self._saved.wait_for(lambda: self._saver in (None, me))
+
+    def renew_after_fork(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock that was copied."""
+        if self.shared:
+            self.shared.renew_after_fork()
+            self._start(self.shared)
+        elif not self.lock._is_owned():
+            self._start(threading.RLock())
+        self._saver = None
+
+
+class _Writing:
+    """The lock, taken for a write; one object for all writes, since it keeps no state."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: BufferLock) -> None:
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        owner = self._owner
+        owner.lock.acquire()
+        if owner._saver is not None:
+            owner.wait_for_saver()
+
+    def __exit__(self, *error: object) -> None:
+        self._owner.lock.release()
+
+
+class _Renewable(Protocol):
+    def renew_after_fork(self) -> None: ...
+
+
+_renewables: weakref.WeakSet[_Renewable] = weakref.WeakSet()
+
+
+def renew_after_fork(obj: _Renewable) -> None:
+    """Have ``obj.renew_after_fork()`` called in every forked child."""
+    _renewables.add(obj)
+
+
+def _renew() -> None:
+    for obj in list(_renewables):
+        obj.renew_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,233 @@
+"""The buffer for TensorDicts: it puts into a sample where its items are, and takes priorities from data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from replaybank.buffers import view
+from replaybank.buffers.collate import collate
+from replaybank.buffers.prefetch import Batch
+from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.samplers.base import Sampler
+from replaybank.writers.round_robin import TensorDictRoundRobinWriter
+
+INDEX = "index"
+"""Entry of a sample that says where its items are."""
+
+GENERATION = "_generation"
+"""Entry of a sample that tells an item from a later one in the same slot."""
+
+_REDUCTIONS = {
+    "max": lambda p: p.amax(-1),
+    "min": lambda p: p.amin(-1),
+    "mean": lambda p: p.double().mean(-1),
+    "median": lambda p: p.median(-1).values,
+    "sum": lambda p: p.sum(-1),
+}
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A :class:`ReplayBuffer` of TensorDicts.
+
+    A sample has an entry ``"index"`` (int64 ``[B]``, or ``[B, ndim]`` where the sampler gives one index a
+    dimension) and the sampler's own entries. Priorities are read from the data, on :meth:`extend` and
+    :meth:`update_tensordict_priority`.
+
+    Thread-safe as :class:`ReplayBuffer` is.
+
+    Args:
+        priority_key: entry that holds priorities.
+        **kwargs: as for :class:`ReplayBuffer`; the default writer also writes ``"index"`` into the data.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from replaybank.storages.tensor import LazyTensorStorage
+        >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+        >>> _ = buffer.extend(TensorDict({"reward": torch.arange(3.0)}, batch_size=3))
+        >>> sample = buffer.sample()
+        >>> bool((sample["reward"] == sample["index"]).all())
+        True
+    """
+
+    _default_writer = TensorDictRoundRobinWriter
+    _info_in_sample = True
+
+    def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **kwargs: Any) -> None:
+        self._priority_key = priority_key
+        super().__init__(**kwargs)
+
+    @property
+    def priority_key(self) -> str | tuple[str, ...]:
+        """Entry that holds priorities."""
+        return self._priority_key
+
+    def add(self, data: Any) -> Any:
+        """Write one TensorDict and its priority, if it has one; for an n-d storage one step of all columns.
+
+        Returns:
+            Where it went, as the writer gives it; an empty int64 tensor if a transform gave nothing to write.
+        """
+        with self._writing:
+            index, written = self._add(_without_generation(data))
+            if written is not None and index is not None and self._has_priorities(written):
+                priority = written.get(self._priority_key)
+                self.update_priority(index, self._reduced(priority, self._storage.ndim - 1).reshape(-1))
+            return index
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> Tensor:
+        """Write TensorDicts.
+
+        Args:
+            data: a TensorDict ``[B]`` (n-d storage: ``[columns, T]`` with time at ``dim_extend``) or a list
+                of them.
+            update_priority: False leaves priorities in the data alone; by default they are taken over.
+
+        Returns:
+            Where each item went: int64 ``[B]``, or ``[items, ndim]`` time-major for n-d storages.
+
+        Complexity:
+            O(B).
+        """
+        if isinstance(data, list) and data and is_tensor_collection(data[0]):
+            data = collate(data)
+        with self._writing:
+            index, written = self._extend(_without_generation(data))
+            if written is not None and update_priority is not False and self._has_priorities(written):
+                priority = self._reduced(written.get(self._priority_key), self._storage.ndim)
+                self._sampler.update_priority(index, priority.reshape(-1), storage=self._storage)
+            return index
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace items in their places; their entry ``"index"`` is kept if ``data`` has none."""
+        with self._writing:
+            indexed = (INDEX,) in self._storage.leaf_keys() and is_tensor_collection(data)
+            if indexed and data.get(INDEX, None) is None:
+                stored = view.read(self._storage, index, self._dim_extend)
+                data = data.copy().set(INDEX, stored.get(INDEX))
+            super().__setitem__(index, data)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Take priorities over from samples.
+
+        Items whose sample has no entry ``priority_key`` get the default weight. Does nothing with a sampler
+        that has no priorities.
+
+        Args:
+            data: a TensorDict with ``"index"`` as a sample has it.
+
+        Raises:
+            KeyError: there is no index in it.
+        """
+        self._ready()
+        if not _takes_priorities(self._sampler):
+            return
+        index = data.get(INDEX, None)
+        if index is None:
+            raise KeyError(
+                f"The TensorDict has no entry 'index', only {sorted(map(str, data.keys()))}: give one that "
+                "came from sample(), or use update_priority(index, priority)."
+            )
+        index, dims = _item_index(index, data)
+        priority = data.get(self._priority_key, None)
+        if priority is None:
+            self.mark_update(index)
+            return
+        priority = self._reduced(priority, dims).reshape(-1)
+        generation = data.get(GENERATION, None)
+        if generation is not None:
+            generation = generation[(slice(None),) * dims + (0,) * (generation.ndim - dims)].reshape(-1)
+        self.update_priority(index, priority, generation=generation)
+
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: number of items; that of the buffer by default.
+            return_info: return ``(batch, info)``.
+            include_info: False leaves the index and the sampler's entries out of the batch.
+
+        Raises:
+            RuntimeError: nothing is stored, there is no batch size, or a transform has changed the batch so
+                that the index no longer goes with it.
+        """
+        if include_info is False and self._prefetcher is None:
+            batch = self._next_batch(batch_size, info_in_sample=False)
+        else:
+            batch = self._next_batch(batch_size)
+        if include_info is not False:
+            _put_info(batch)
+        return (batch.data, batch.info) if return_info else batch.data
+
+    def _sample_and_end(self) -> tuple[Any, bool]:
+        batch = self._next_batch(None)
+        _put_info(batch)
+        return batch.data, batch.ran_out
+
+    def _has_priorities(self, data: Any) -> bool:
+        return (
+            _takes_priorities(self._sampler)
+            and is_tensor_collection(data)
+            and data.get(self._priority_key, None) is not None
+        )
+
+    def _reduced(self, priority: Any, dims: int) -> Tensor:
+        """Priorities with one number an item: what lies behind the first ``dims`` dimensions is reduced."""
+        tensor = torch.as_tensor(priority)
+        if tensor.ndim <= dims:
+            return tensor
+        name = getattr(self._sampler, "reduction", "max")
+        if name not in _REDUCTIONS:
+            raise ValueError(f"reduction={name!r} of the sampler: give one of {', '.join(_REDUCTIONS)}.")
+        return _REDUCTIONS[name](tensor.flatten(dims))
+
+
+def _takes_priorities(sampler: Sampler) -> bool:
+    return type(sampler).update_priority is not Sampler.update_priority
+
+
+def _without_generation(data: Any) -> Any:
+    """Data that was sampled before is new where it is written now: its stamp would tell a lie."""
+    if is_tensor_collection(data) and GENERATION in data.keys():  # noqa: SIM118 (a TensorDict iterates over items)
+        return data.exclude(GENERATION)
+    return data
+
+
+def _item_index(index: Tensor, data: Any) -> tuple[Tensor, int]:
+    """The index with one row an item, and the number of leading dimensions that count items.
+
+    A sample of trajectories kept as one item each has its index repeated over their steps.
+    """
+    dims = data.batch_dims
+    if dims == 0:
+        return index.reshape(1, -1) if index.ndim else index.reshape(1), 0
+    if dims > 1:
+        first = index[(slice(None),) + (slice(0, 1),) * (dims - 1)]
+        if bool((index == first).all()):
+            return first.reshape(index.shape[0], *index.shape[dims:]), 1
+    return index.reshape(-1, *index.shape[dims:]), dims
+
+
+def _put_info(batch: Batch) -> None:
+    data = batch.data
+    if not is_tensor_collection(data):
+        return
+    if data.is_locked:
+        data.unlock_()
+    device, dims = data.device, data.batch_dims
+    for key, value in batch.info.items():
+        if type(value) is tuple:
+            value = torch.stack(value, -1)
+        if isinstance(value, Tensor):
+            if device is not None and value.device != device:
+                value = value.to(device)
+            if dims > 1:
+                value = value.view(value.shape[0], *[1] * (dims - 1), *value.shape[1:])
+                value = value.expand(*data.batch_size, *value.shape[dims:])
+        data.set(key, value)

@@ -1,0 +1,212 @@
+"""Batches drawn ahead are those that would have come."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from buffers.doubles import InOrder
+from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.storages.list import ListStorage
+from replaybank.storages.tensor import LazyTensorStorage
+
+
+def steps(start: int, count: int) -> TensorDict:
+    return TensorDict({"n": torch.arange(start, start + count)}, batch_size=count)
+
+
+def new(prefetch: int | None = 3, cls: type[ReplayBuffer] = TensorDictReplayBuffer, **kwargs: Any) -> Any:
+    kwargs = {"storage": LazyTensorStorage(100), "generator": torch.Generator().manual_seed(0), **kwargs}
+    buffer = cls(batch_size=4, prefetch=prefetch, **kwargs)
+    buffer.extend(steps(0, 50))
+    return buffer
+
+
+def prefetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "replaybank-prefetch"]
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 20])
+def test_order_and_randomness_are_those_without_prefetching(prefetch: int) -> None:
+    ahead, plain = new(prefetch), new(None)
+    for _ in range(15):
+        a, b = ahead.sample(return_info=True), plain.sample(return_info=True)
+        assert a[0]["n"].tolist() == b[0]["n"].tolist() == a[0]["index"].tolist() == a[1]["index"].tolist()
+    ahead.close()
+
+
+def test_as_many_batches_as_asked_for_are_kept_ready() -> None:
+    drawn: list[int] = []
+    ready = threading.Event()
+
+    def note(td: Any) -> Any:
+        drawn.append(1)
+        if len(drawn) == 4:
+            ready.set()
+        return td
+
+    buffer = new(3, transform=note)
+    buffer.sample()
+    assert ready.wait(10)
+    buffer.close()
+    assert len(drawn) == 4, "one handed out, three ready"
+
+
+def test_a_pass_ends_with_the_batch_that_ends_it() -> None:
+    buffer = new(5, sampler=InOrder())
+    passes = [[batch["n"].tolist()[0] for batch in buffer] for _ in range(3)]
+    assert passes == [list(range(0, 50, 4))] * 3
+    for number in range(13):
+        assert buffer.sampler.ran_out == (number == 0), "of the batch handed out last"
+        buffer.sample()
+    assert buffer.sampler.ran_out
+    buffer.close()
+
+
+def test_an_error_reaches_the_caller_at_its_batch_and_drawing_goes_on_behind_it() -> None:
+    calls: list[int] = []
+
+    def fails_third(td: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ArithmeticError("third")
+        return td
+
+    buffer, plain = new(3, transform=fails_third), new(None)
+    expected = [plain.sample()["n"].tolist() for _ in range(5)]
+    assert [buffer.sample()["n"].tolist() for _ in range(2)] == expected[:2]
+    with pytest.raises(ArithmeticError, match="third"):
+        buffer.sample()
+    assert [buffer.sample()["n"].tolist() for _ in range(2)] == expected[3:]
+    buffer.close()
+
+
+def test_an_emptied_buffer_hands_out_nothing_that_was_drawn_before() -> None:
+    buffer = new(3)
+    for round_ in range(20):
+        buffer.sample()
+        buffer.empty()
+        buffer.extend(steps(1000 * (round_ + 1), 5))
+        assert int(buffer.sample()["n"].min()) >= 1000 * (round_ + 1)
+    buffer.empty()
+    with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
+        buffer.sample()
+    buffer.close()
+
+
+@pytest.mark.parametrize("change", ["set_rng", "set_sampler", "set_storage", "append_transform"])
+def test_what_was_drawn_with_other_parts_is_dropped(change: str) -> None:
+    buffer = new(3)
+    buffer.sample()
+    if change == "set_rng":
+        buffer.set_rng(torch.Generator().manual_seed(0))
+        assert buffer.sample()["n"].tolist() == new(None).sample()["n"].tolist()
+    elif change == "set_sampler":
+        buffer.set_sampler(InOrder())
+        assert buffer.sample()["n"].tolist() == [0, 1, 2, 3]
+    elif change == "set_storage":
+        buffer.set_storage(LazyTensorStorage(10))
+        buffer.extend(steps(70, 10))
+        assert int(buffer.sample()["n"].min()) >= 70
+    else:
+        buffer.append_transform(lambda td: td.set("new", td["n"]))
+        assert "new" in buffer.sample().keys()  # noqa: SIM118
+    buffer.close()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_c62_saved_with_batches_drawn_ahead_the_next_is_the_one_that_would_have_come(
+    storage: Any, tmp_path: Path
+) -> None:
+    buffer, plain = new(3, storage=storage(100)), new(None, storage=storage(100))
+    expected = [plain.sample()["n"].tolist() for _ in range(12)]
+    assert [buffer.sample()["n"].tolist() for _ in range(5)] == expected[:5]
+    buffer.dumps(tmp_path)
+    buffer.extend(steps(70, 50))
+    for other in (new(3, storage=storage(100)), new(7, storage=storage(100))):
+        other.sample()
+        other.loads(tmp_path)
+        assert [other.sample()["n"].tolist() for _ in range(7)] == expected[5:]
+        other.close()
+    buffer.close()
+
+
+def test_a_pickled_buffer_hands_on_what_was_drawn_ahead() -> None:
+    buffer, plain = new(3), new(None)
+    expected = [plain.sample()["n"].tolist() for _ in range(8)]
+    assert [buffer.sample()["n"].tolist() for _ in range(2)] == expected[:2]
+    other = pickle.loads(pickle.dumps(buffer))
+    assert [other.sample()["n"].tolist() for _ in range(6)] == expected[2:]
+    buffer.close()
+    other.close()
+
+
+def test_another_batch_size_is_drawn_at_once() -> None:
+    buffer = new(3)
+    buffer.sample()
+    with pytest.warns(UserWarning, match="batch_size=4"):
+        assert len(buffer.sample(9)) == 9
+    buffer.close()
+
+
+def test_a_sample_without_info_is_one_from_the_line() -> None:
+    buffer, plain = new(2), new(None)
+    assert buffer.sample(include_info=False)["n"].tolist() == plain.sample()["n"].tolist()
+    buffer.close()
+
+
+def test_writing_and_sampling_at_once_is_safe() -> None:
+    buffer = new(4)
+    for start in range(50, 400, 7):
+        buffer.extend(steps(start, 7))
+        sample = buffer.sample()
+        assert bool((sample["n"] % 100 == sample["index"]).all())
+    buffer.close()
+
+
+def test_no_thread_is_left_when_the_buffer_goes_or_is_closed() -> None:
+    buffer = new(3)
+    assert not prefetching(), "the thread starts with the first batch"
+    buffer.sample()
+    assert len(prefetching()) == 1
+    buffer.close()
+    assert not prefetching()
+    first = new(None)
+    first.sample()
+    assert buffer.sample()["n"].tolist() == first.sample()["n"].tolist(), "a closed buffer goes on"
+    assert len(prefetching()) == 1
+    del buffer
+    gc.collect()
+    assert not prefetching()
+
+
+@pytest.mark.parametrize(
+    "end", ["", "raise SystemExit(3)", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"]
+)
+def test_the_interpreter_ends_with_a_thread_running(end: str) -> None:
+    script = f"""
+import torch
+from replaybank.buffers.replay_buffer import ReplayBuffer
+buffer = ReplayBuffer(batch_size=2, prefetch=3)
+buffer.extend([torch.ones(3)])
+for _ in range(5):
+    buffer.sample()
+print("sampled", flush=True)
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "sampled\n"
+    assert done.returncode == {"": 0, "raise SystemExit(3)": 3}.get(end, -2), done.stderr
+    assert "Fatal" not in done.stderr
