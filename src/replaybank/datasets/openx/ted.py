@@ -1,0 +1,214 @@
+"""From an episode of any source to the one TED layout of a step.
+
+TED is torchrl's episode data format: what a step starts from lies at the root, what it leads to under
+``"next"``. The rules are those of RLDS (https://github.com/google-research/rlds, "Dataset format") with one
+difference that real files force on every reader: *the record is the boundary of the episode*, whatever its
+``is_last`` says (the Open X-Embodiment datasets contain many where it is never set).
+
+A frame is kept once: ``("next", "observation")`` is made when a step is read, never here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
+from replaybank.errors import DataFormatError, UnsupportedFeatureError
+
+NEXT_DONE: Key = ("next", "done")
+NEXT_TERMINATED: Key = ("next", "terminated")
+NEXT_TRUNCATED: Key = ("next", "truncated")
+NEXT_REWARD: Key = ("next", "reward")
+EPISODE: Key = ("episode",)
+STEP: Key = ("step",)
+IS_INIT: Key = ("is_init",)
+
+_CONSUMED = frozenset({("is_first",), ("is_last",), ("is_terminal",), ("reward",)})
+_OURS = frozenset({"next", "done", "terminated", "truncated", "is_init", "episode", "step", "index", "mask"})
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One entry of a TED step.
+
+    Args:
+        key: where it is in the step.
+        source: field of the source that it is made from, ``None`` for those that every step gets.
+        kind: ``"tensor"``, ``"text"`` or ``"image"``.
+        dtype: dtype of the values, ``None`` for text.
+        shape: shape of one step's value; images are ``(C, H, W)``. -1: known only from an episode.
+    """
+
+    key: Key
+    source: Key | None
+    kind: Literal["tensor", "text", "image"]
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TedEpisode:
+    """One episode in TED layout.
+
+    Args:
+        columns: an array ``[T, ...]`` or ``T`` strings for each leaf.
+        length: number of steps ``T``.
+        missing: leaves that the dataset has and this episode has not; zero (or empty) in ``columns``.
+        faults: what was wrong in the data and put right, with how often.
+    """
+
+    columns: Mapping[Key, npt.NDArray[Any] | list[str]]
+    length: int
+    missing: frozenset[Key]
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
+    """The TED leaves that a dataset with these step fields has, without ``("next", "observation")``.
+
+    ``observation`` and ``action`` keep their nesting. ``reward`` and ``is_terminal`` go under ``"next"``;
+    ``is_first`` and ``is_last`` are replaced by what the record itself says. Everything else keeps its name,
+    or gets ``source_`` in front where it would hide an entry of ours.
+
+    Args:
+        fields: step fields of the source.
+
+    Raises:
+        UnsupportedFeatureError: there is neither an ``observation`` nor an ``action``.
+
+    >>> vector = FieldSpec("tensor", (7,), np.dtype("float32"))
+    >>> flag = FieldSpec("tensor", (), np.dtype(bool))
+    >>> fields = {("observation", "state"): vector, ("action",): vector, ("done",): flag}
+    >>> [leaf.key for leaf in ted_leaves(fields).values() if leaf.source]
+    [('observation', 'state'), ('action',), ('source_done',)]
+    """
+    if not any(key[0] in ("observation", "action") for key in fields):
+        raise UnsupportedFeatureError(
+            f"the steps have neither an 'observation' nor an 'action', only {sorted(fields)}: "
+            "this is not a dataset of robot episodes"
+        )
+    leaves: dict[Key, Leaf] = {}
+    for source, spec in fields.items():
+        if source in _CONSUMED:
+            continue
+        key = (f"source_{source[0]}", *source[1:]) if source[0] in _OURS else source
+        shape = spec.shape
+        if spec.kind == "image":
+            shape = (shape[2], shape[0], shape[1])
+        leaves[key] = Leaf(key, source, spec.kind, spec.dtype, shape)
+    reward = fields.get(("reward",))
+    reward_dtype = reward.dtype if reward is not None and reward.dtype is not None else np.dtype("float32")
+    reward_shape = reward.shape if reward is not None and reward.shape else (1,)
+    leaves[NEXT_REWARD] = Leaf(
+        NEXT_REWARD, ("reward",) if reward else None, "tensor", reward_dtype, reward_shape
+    )
+    for key, dtype, shape in (
+        (NEXT_DONE, "bool", (1,)),
+        (NEXT_TERMINATED, "bool", (1,)),
+        (NEXT_TRUNCATED, "bool", (1,)),
+        (EPISODE, "int32", ()),
+        (STEP, "int32", ()),
+        (IS_INIT, "bool", ()),
+    ):
+        leaves[key] = Leaf(key, None, "tensor", np.dtype(dtype), shape)
+    return leaves
+
+
+def settle_shapes(leaves: Mapping[Key, Leaf], episode: Episode) -> dict[Key, Leaf]:
+    """The same leaves with the dimensions that were declared unknown taken from one episode.
+
+    Raises:
+        UnsupportedFeatureError: an unknown dimension is still unknown, since the episode lacks the field.
+    """
+    settled = dict(leaves)
+    for key, leaf in leaves.items():
+        if -1 not in leaf.shape:
+            continue
+        column = episode.steps.get(leaf.source) if leaf.source is not None else None
+        if column is None:
+            raise UnsupportedFeatureError(
+                f"{'/'.join(key)}: its shape {leaf.shape} is not fully declared, "
+                f"and {episode.where}, which should show it, does not have the field"
+            )
+        values = _values(leaf, column)
+        settled[key] = Leaf(key, leaf.source, leaf.kind, leaf.dtype, tuple(np.shape(values)[1:]))
+    return settled
+
+
+def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: str) -> TedEpisode:
+    """One episode in TED layout. O(steps).
+
+    Args:
+        episode: as its source gives it.
+        leaves: from :func:`ted_leaves`, shapes settled.
+        number: number of the episode in the dataset, its ``"episode"`` entry.
+        dataset: name for error messages.
+
+    Raises:
+        DataFormatError: a value has another shape than the dataset's other episodes, naming both.
+    """
+    length = episode.length
+    faults: Counter[str] = Counter()
+    columns: dict[Key, npt.NDArray[Any] | list[str]] = {}
+    missing = set()
+    for key, leaf in leaves.items():
+        if leaf.source is None:
+            continue
+        column = episode.steps.get(leaf.source)
+        if column is None:
+            missing.add(key)
+            columns[key] = (
+                [""] * length if leaf.dtype is None else np.zeros((length, *leaf.shape), leaf.dtype)
+            )
+            continue
+        values = _values(leaf, column)
+        if key == NEXT_REWARD and isinstance(values, np.ndarray) and values.ndim == 1:
+            values = values[:, None]
+        if isinstance(values, np.ndarray) and values.shape[1:] != leaf.shape:
+            raise DataFormatError(
+                f"{dataset}: episode {number} ({episode.where}): {'/'.join(leaf.source)} has shape "
+                f"{values.shape[1:]}, the dataset has {leaf.shape}"
+            )
+        columns[key] = values
+    if leaves[NEXT_REWARD].source is None:
+        columns[NEXT_REWARD] = np.zeros((length, *leaves[NEXT_REWARD].shape), leaves[NEXT_REWARD].dtype)
+    done = np.zeros((length, 1), bool)
+    done[-1] = True
+    declared = episode.steps.get(("is_terminal",))
+    terminal = (
+        np.asarray(declared, dtype=bool).reshape(length, 1) if declared is not None else np.zeros_like(done)
+    )
+    _count(faults, "is_terminal before the last step", np.count_nonzero(terminal[:-1]))
+    first = episode.steps.get(("is_first",))
+    if first is not None:
+        _count(faults, "is_first after the first step", np.count_nonzero(np.asarray(first)[1:]))
+    columns[NEXT_DONE] = done
+    columns[NEXT_TERMINATED] = terminal & done
+    columns[NEXT_TRUNCATED] = done & ~terminal
+    columns[EPISODE] = np.full(length, number, np.int32)
+    columns[STEP] = np.arange(length, dtype=np.int32)
+    columns[IS_INIT] = np.arange(length) == 0
+    return TedEpisode(columns, length, frozenset(missing), faults)
+
+
+def _count(faults: Counter[str], what: str, times: int | np.integer[Any]) -> None:
+    """Note a fault of the data, if it is there at all."""
+    if times:
+        faults[what] += int(times)
+
+
+def _values(leaf: Leaf, column: Any) -> npt.NDArray[Any] | list[str]:
+    """The values of one field, frames decoded and turned to ``[T, C, H, W]``."""
+    if leaf.kind == "text":
+        return list(column)
+    if leaf.kind == "image":
+        frames: npt.NDArray[Any] = column.decode()
+        return frames.transpose(0, 3, 1, 2)
+    values: npt.NDArray[Any] = np.asarray(column)
+    return values
