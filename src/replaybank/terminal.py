@@ -16,6 +16,7 @@ def table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ())
 
     Example:
         >>> table("Arm", [("episodes", "40"), ("steps", "1,562")])
+        <BLANKLINE>
         Arm
           episodes  40
           steps     1,562
@@ -26,7 +27,7 @@ def table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ())
         return
     lines = [list(header), *cells] if header else cells
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))] if lines else []
-    print(title)
+    print(f"\n{title}")
     for line in lines:
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         print(("  " + "  ".join(padded)).rstrip())
