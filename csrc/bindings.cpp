@@ -6,8 +6,71 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "tfrecord.hpp"
+
 namespace nb = nanobind;
+
+// ------------------------------------------------------------------------------------------------ tfrecord
+
+namespace tfr = replaybank::tfrecord;
+
+namespace {
+
+// Releasing the GIL costs more than walking a small payload, and far more when another thread takes it.
+constexpr std::size_t kReleaseAbove = std::size_t{1} << 18;
+
+// Payloads are `bytes`: immutable and held by the caller for as long as the call lasts.
+struct Payload {
+    explicit Payload(const nb::bytes& from) : data(static_cast<const tfr::Byte*>(from.data())), size(from.size()) {}
+    const tfr::Byte* data;
+    std::size_t size;
+};
+
+template <class T>
+T* at(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);  // NOLINT: addresses come from arrays that Python checked
+}
+
+void bind_tfrecord(nb::module_& m) {
+    m.def("scan_records", [](const nb::bytes& block, std::size_t start, std::uintptr_t rows, std::size_t capacity) {
+        const Payload from(block);
+        return tfr::scan_records(from.data, from.size, start, at<std::int64_t>(rows), capacity);
+    });
+    m.def("index_example", [](const nb::bytes& payload, std::uintptr_t rows, std::size_t capacity) {
+        const Payload from(payload);
+        std::optional<nb::gil_scoped_release> released;
+        if (from.size > kReleaseAbove) released.emplace();
+        return tfr::index_example(from.data, from.size, at<std::int64_t>(rows), capacity);
+    });
+    m.def("match_example", [](const nb::bytes& payload, const nb::bytes& names, std::uintptr_t offsets,
+                              std::size_t count, std::uintptr_t rows) {
+        const Payload from(payload);
+        const tfr::Names wanted{Payload(names).data, at<const std::int64_t>(offsets), count};
+        std::optional<nb::gil_scoped_release> released;
+        if (from.size > kReleaseAbove) released.emplace();
+        return tfr::match_example(from.data, from.size, wanted, at<std::int64_t>(rows));
+    });
+    m.def("decode_numbers", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, int dtype,
+                               std::uintptr_t out, std::size_t count) {
+        const Payload from(payload);
+        std::optional<nb::gil_scoped_release> released;
+        if (length > static_cast<std::int64_t>(kReleaseAbove)) released.emplace();
+        return tfr::decode_numbers(from.data, from.size, offset, length, dtype, at<void>(out), count);
+    });
+    m.def("decode_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, std::uintptr_t out,
+                             std::size_t count) {
+        const Payload from(payload);
+        return tfr::decode_bytes(from.data, from.size, offset, length, at<std::int64_t>(out), count);
+    });
+}
+
+}  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
+    bind_tfrecord(m);
 }

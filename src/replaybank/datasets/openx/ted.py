@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
+from replaybank.datasets.openx.sources.base import Column, Episode, FieldSpec, Images, Key
 from replaybank.errors import DataFormatError, UnsupportedFeatureError
 
 NEXT_DONE: Key = ("next", "done")
@@ -57,13 +57,14 @@ class TedEpisode:
     """One episode in TED layout.
 
     Args:
-        columns: an array ``[T, ...]`` or ``T`` strings for each leaf.
+        columns: an array ``[T, ...]``, ``T`` strings, or the encoded frames of a camera, for each leaf.
+            Frames are decoded by whoever needs them: an episode's may be larger than memory.
         length: number of steps ``T``.
         missing: leaves that the dataset has and this episode has not; zero (or empty) in ``columns``.
         faults: what was wrong in the data and put right, with how often.
     """
 
-    columns: Mapping[Key, npt.NDArray[Any] | list[str]]
+    columns: Mapping[Key, Column]
     length: int
     missing: frozenset[Key]
     faults: Counter[str] = field(default_factory=Counter)
@@ -136,8 +137,13 @@ def settle_shapes(leaves: Mapping[Key, Leaf], episode: Episode) -> dict[Key, Lea
                 f"{'/'.join(key)}: its shape {leaf.shape} is not fully declared, "
                 f"and {episode.where}, which should show it, does not have the field"
             )
-        values = _values(leaf, column)
-        settled[key] = Leaf(key, leaf.source, leaf.kind, leaf.dtype, tuple(np.shape(values)[1:]))
+        if isinstance(column, np.ndarray):
+            shape = column.shape[1:]
+        elif isinstance(column, list):
+            shape = ()
+        else:
+            shape = decode_frames(column, 0, 1).shape[1:]
+        settled[key] = replace(leaf, shape=shape)
     return settled
 
 
@@ -151,11 +157,11 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         dataset: name for error messages.
 
     Raises:
-        DataFormatError: a value has another shape than the dataset's other episodes, naming both.
+        DataFormatError: an array has another shape than the dataset's other episodes, naming both.
     """
     length = episode.length
     faults: Counter[str] = Counter()
-    columns: dict[Key, npt.NDArray[Any] | list[str]] = {}
+    columns: dict[Key, Column] = {}
     missing = set()
     for key, leaf in leaves.items():
         if leaf.source is None:
@@ -163,21 +169,15 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         column = episode.steps.get(leaf.source)
         if column is None:
             missing.add(key)
-            columns[key] = (
-                [""] * length if leaf.dtype is None else np.zeros((length, *leaf.shape), leaf.dtype)
-            )
+            columns[key] = [""] * length if leaf.dtype is None else _zeros(leaf, length)
             continue
-        values = _values(leaf, column)
-        if key == NEXT_REWARD and isinstance(values, np.ndarray) and values.ndim == 1:
-            values = values[:, None]
-        if isinstance(values, np.ndarray) and values.shape[1:] != leaf.shape:
-            raise DataFormatError(
-                f"{dataset}: episode {number} ({episode.where}): {'/'.join(leaf.source)} has shape "
-                f"{values.shape[1:]}, the dataset has {leaf.shape}"
-            )
-        columns[key] = values
+        if isinstance(column, np.ndarray):
+            if key == NEXT_REWARD and column.ndim == 1:
+                column = column[:, None]
+            check_shape(leaf, column.shape[1:], f"{dataset}: episode {number} ({episode.where})")
+        columns[key] = column
     if leaves[NEXT_REWARD].source is None:
-        columns[NEXT_REWARD] = np.zeros((length, *leaves[NEXT_REWARD].shape), leaves[NEXT_REWARD].dtype)
+        columns[NEXT_REWARD] = _zeros(leaves[NEXT_REWARD], length)
     done = np.zeros((length, 1), bool)
     done[-1] = True
     declared = episode.steps.get(("is_terminal",))
@@ -203,12 +203,22 @@ def _count(faults: Counter[str], what: str, times: int | np.integer[Any]) -> Non
         faults[what] += int(times)
 
 
-def _values(leaf: Leaf, column: Any) -> npt.NDArray[Any] | list[str]:
-    """The values of one field, frames decoded and turned to ``[T, C, H, W]``."""
-    if leaf.kind == "text":
-        return list(column)
-    if leaf.kind == "image":
-        frames: npt.NDArray[Any] = column.decode()
-        return frames.transpose(0, 3, 1, 2)
-    values: npt.NDArray[Any] = np.asarray(column)
-    return values
+def check_shape(leaf: Leaf, shape: tuple[int, ...], where: str) -> None:
+    """Compare the shape of one step's value with what the dataset has.
+
+    Raises:
+        DataFormatError: they differ; names the place, the field and both shapes.
+    """
+    if shape != leaf.shape:
+        name = "/".join(leaf.source if leaf.source is not None else leaf.key)
+        raise DataFormatError(f"{where}: {name} has shape {shape}, the dataset has {leaf.shape}")
+
+
+def decode_frames(images: Images, start: int, stop: int) -> npt.NDArray[Any]:
+    """Frames ``start`` to ``stop`` of a camera, ``[n, C, H, W]`` (a view of channels-last memory)."""
+    return images.decode(start, stop).transpose(0, 3, 1, 2)
+
+
+def _zeros(leaf: Leaf, length: int) -> npt.NDArray[Any]:
+    """Zeros for an absent field, without taking memory for them."""
+    return np.broadcast_to(np.zeros((), leaf.dtype), (length, *leaf.shape))

@@ -40,8 +40,8 @@ class Images(Protocol):
         """The frames as they are stored (JPEG or PNG), one ``bytes`` a step."""
         ...
 
-    def decode(self) -> npt.NDArray[Any]:
-        """All frames, ``[T, H, W, C]``, RGB."""
+    def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Frames ``start`` to ``stop`` (the last one by default), ``[n, H, W, C]``, RGB."""
         ...
 
 

@@ -1,0 +1,67 @@
+"""Files of a dataset, on this machine or behind a URL that fsspec knows."""
+
+from __future__ import annotations
+
+import os
+from typing import IO, Any
+
+
+def is_url(path: str) -> bool:
+    """Whether ``path`` is for fsspec.
+
+    >>> is_url("gs://gresearch/robotics"), is_url("/data/robotics")
+    (True, False)
+    """
+    return "://" in path
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ImportError(f"reading {url} needs fsspec: pip install 'replaybank[openx]'") from error
+    filesystem, path = fsspec.core.url_to_fs(url)
+    return filesystem, path
+
+
+def join(folder: str, name: str) -> str:
+    """Path of ``name`` in ``folder``.
+
+    >>> join("gs://bucket/a/", "b")
+    'gs://bucket/a/b'
+    """
+    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
+
+
+def open_binary(path: str) -> IO[bytes]:
+    """Open for reading.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: a URL was given and fsspec is not installed.
+    """
+    if not is_url(path):
+        return open(path, "rb")
+    filesystem, inner = _filesystem(path)
+    file: IO[bytes] = filesystem.open(inner, "rb")
+    return file
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file of this name."""
+    if not is_url(path):
+        return os.path.isfile(path)
+    filesystem, inner = _filesystem(path)
+    return bool(filesystem.isfile(inner))
+
+
+def list_names(folder: str) -> set[str] | None:
+    """Names in a folder; None where they cannot be listed, as behind many web servers."""
+    if not is_url(folder):
+        return set(os.listdir(folder))
+    filesystem, inner = _filesystem(folder)
+    try:
+        found = filesystem.ls(inner, detail=False)
+    except (OSError, NotImplementedError):
+        return None
+    return {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} or None

@@ -1,0 +1,314 @@
+"""The write log: what was written to a storage, and which slots follow each other in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+RING = 4096
+"""Events kept. A follower that is more events behind reads everything: 96 KiB buy 4096 writes apart."""
+
+# Places in the header, which lies before the ring in the same tensor.
+_EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES = range(6)
+_HEADER = 8
+# An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
+_FIELDS = 3
+_APPENDED, _TOUCHED = 1, 2
+
+
+class LogMark(NamedTuple):
+    """How far a follower has read a log.
+
+    Args:
+        epoch: the log's epoch then.
+        events: number of events there were.
+        seen: number of slots that the last of them had.
+    """
+
+    epoch: int
+    events: int
+    seen: int
+
+
+class LogChanges(NamedTuple):
+    """What was written since a mark.
+
+    Args:
+        everything: nothing is known; all valid slots are to be read anew.
+        appended: runs ``(start, count)`` of slots modulo ``rows`` that hold new items, ``count <= rows``.
+        touched: runs whose content was replaced in its place.
+    """
+
+    everything: bool
+    appended: list[tuple[int, int]]
+    touched: list[tuple[int, int]]
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """All runs to read anew; they may overlap."""
+        return self.appended + self.touched
+
+
+class WriteLog:
+    """What was written to a storage and which slots follow each other.
+
+    Whoever derives something from a storage keeps a :class:`LogMark` and asks for the :meth:`changes` since,
+    so that it is right whoever wrote. The state is two tensors: ``state`` (int64, a header and a ring of the
+    last events) and ``cut`` (bool ``[rows]``: slot ``t`` does not continue slot ``t - 1`` modulo ``rows``;
+    of no meaning for slots never written). Writes that continue each other are one event.
+
+    Not thread-safe: the buffer's lock guards it. Shared between processes after :meth:`share_memory_`.
+
+    Args:
+        rows: capacity along time, at least 1.
+
+    Example:
+        >>> log = WriteLog(rows=4)
+        >>> mark = log.mark()
+        >>> log.append(0, 3)
+        >>> log.append(3, 2)
+        >>> log.cursor, log.length, log.total
+        (1, 4, 5)
+        >>> log.changes(mark).runs
+        [(1, 4)]
+        >>> log.cut.tolist()
+        [False, True, False, False]
+    """
+
+    def __init__(self, rows: int) -> None:
+        if rows < 1:
+            raise ValueError(f"A write log needs at least 1 row, got rows={rows}.")
+        self.rows = rows
+        self.state = torch.zeros(_HEADER + RING * _FIELDS, dtype=torch.int64)
+        self.cut = torch.zeros(rows, dtype=torch.bool)
+        self._view()
+        self._cut[0] = True
+
+    def _view(self) -> None:
+        # A tensor element takes microseconds to read, a memoryview's 40 ns; other processes' writes show too.
+        self._ints = memoryview(self.state.numpy())  # type: ignore[arg-type]
+        self._cuts = self.cut.numpy()
+        self._cut = memoryview(self._cuts)  # type: ignore[arg-type]
+
+    @property
+    def epoch(self) -> int:
+        """Changes when all that was known is void."""
+        return int(self._ints[_EPOCH])
+
+    @property
+    def total(self) -> int:
+        """Rows ever written; never falls."""
+        return int(self._ints[_TOTAL])
+
+    @property
+    def cursor(self) -> int:
+        """Slot of the next regular write."""
+        return int(self._ints[_CURSOR])
+
+    @property
+    def length(self) -> int:
+        """Number of valid rows: slots ``[0, length)``."""
+        return int(self._ints[_LENGTH])
+
+    def append(self, start: int, count: int, *, set_cursor: bool = True) -> None:
+        """Note that ``count`` rows from ``start`` (modulo ``rows``) hold new items, in time order. O(count).
+
+        They continue slot ``start - 1`` if ``start`` is the cursor, the cursor moves, and the slot before it
+        still holds what was appended there. The slot behind the run does not continue it.
+
+        Args:
+            start: first slot, in ``[0, rows)`` and not beyond ``length``.
+            count: number of slots, at most ``rows``.
+            set_cursor: the next regular write goes behind this one.
+
+        Raises:
+            ValueError: ``count`` is negative or exceeds ``rows``, or a slot never written would become valid.
+            IndexError: ``start`` is out of range.
+        """
+        ints, rows = self._ints, self.rows
+        length = ints[_LENGTH]
+        if not 0 <= start <= length or start == rows or not 0 < count <= rows:
+            if count == 0:
+                return
+            self._refuse(start, count)
+        end = start + count
+        regular = set_cursor and start == ints[_CURSOR]
+        joined = regular and ints[_CONTINUES] == 1
+        if end < rows:
+            if count > 1:
+                self._cuts[start + 1 : end] = False
+            if end > length:
+                ints[_LENGTH] = end
+        else:
+            self._cuts[start + 1 :] = False
+            end -= rows
+            self._cuts[:end] = False
+            ints[_LENGTH] = rows
+        self._cut[start] = not joined
+        self._cut[end] = True
+        if set_cursor:
+            ints[_CURSOR] = end
+            ints[_CONTINUES] = 1
+        elif (ints[_CURSOR] - 1 - start) % rows < count:
+            # What stood before the cursor is gone: the next regular write has nothing to continue.
+            ints[_CONTINUES] = 0
+        ints[_TOTAL] += count
+        events = ints[_EVENTS]
+        last = _HEADER + _FIELDS * ((events - 1) % RING)
+        if events and ints[last] == _APPENDED and (ints[last + 1] + ints[last + 2]) % rows == start:
+            ints[last + 2] += count
+        else:
+            last = _HEADER + _FIELDS * (events % RING)
+            ints[last] = _APPENDED
+            ints[last + 1] = start
+            ints[last + 2] = count
+            ints[_EVENTS] = events + 1
+
+    def _refuse(self, start: int, count: int) -> None:
+        if not 0 < count <= self.rows:
+            raise ValueError(
+                f"Cannot append {count} rows to a log of {self.rows}: give between 0 and {self.rows}."
+            )
+        if not 0 <= start < self.rows:
+            raise IndexError(f"Row {start} is out of range for a log of {self.rows} rows.")
+        raise ValueError(
+            f"Cannot append at row {start}: only {self.length} rows have been written, and the rows between "
+            "would become valid without ever being written."
+        )
+
+    def touch(self, rows: Tensor) -> None:
+        """Note that the content of valid rows was replaced and they kept their places. O(k log k).
+
+        Args:
+            rows: int64 ``[k]``, each in ``[0, length)``, in any order, repeated or not.
+
+        Raises:
+            IndexError: a row is not valid.
+        """
+        wanted = np.unique(rows.detach().cpu().numpy().reshape(-1))
+        if not wanted.size:
+            return
+        if wanted[0] < 0 or wanted[-1] >= self.length:
+            bad = wanted[0] if wanted[0] < 0 else wanted[-1]
+            raise IndexError(f"Row {bad} is out of range: {self.length} rows are valid.")
+        firsts = np.flatnonzero(np.diff(wanted, prepend=wanted[0] - 2) != 1)
+        counts = np.diff(firsts, append=wanted.size)
+        events = self._ints[_EVENTS]
+        kept = slice(-RING, None)  # more runs than the ring holds: all followers have fallen behind
+        places = (events + np.arange(firsts.size)[kept]) % RING
+        ring = self.state.numpy()[_HEADER:].reshape(RING, _FIELDS)
+        ring[places, 0] = _TOUCHED
+        ring[places, 1] = wanted[firsts[kept]]
+        ring[places, 2] = counts[kept]
+        self._ints[_EVENTS] = events + int(firsts.size)
+
+    def fill(self, *, wraps: bool = False, count: int | None = None) -> None:
+        """Note that rows ``[0, count)`` are there from the start: data that was given, not written. O(rows).
+
+        Args:
+            wraps: slot 0 continues the last slot; only for ``count == rows``.
+            count: number of valid rows; all of them by default.
+
+        Raises:
+            ValueError: ``count`` is not in ``[0, rows]``, or ``wraps`` with rows missing.
+        """
+        count = self.rows if count is None else count
+        if not 0 <= count <= self.rows:
+            raise ValueError(f"Cannot fill {count} rows of a log of {self.rows}.")
+        if wraps and count != self.rows:
+            raise ValueError(f"Only a full storage wraps: {count} of {self.rows} rows are there.")
+        self.clear()
+        self._cuts[:] = False
+        self._ints[_LENGTH] = count
+        self._ints[_CURSOR] = count % self.rows
+        self._ints[_TOTAL] += count
+        self._cut[count % self.rows] = True
+        self._cut[0] = not wraps
+
+    def clear(self) -> None:
+        """Note that the storage was emptied: a new epoch. O(1)."""
+        ints = self._ints
+        ints[_EPOCH] += 1
+        ints[_CURSOR] = ints[_LENGTH] = ints[_CONTINUES] = 0
+        self._cut[0] = True
+
+    def mark(self) -> LogMark:
+        """Where the log stands now. O(1)."""
+        ints = self._ints
+        events = ints[_EVENTS]
+        return LogMark(
+            ints[_EPOCH], events, ints[_HEADER + _FIELDS * ((events - 1) % RING) + 2] if events else 0
+        )
+
+    def changes(self, mark: LogMark | None) -> LogChanges:
+        """What was written since ``mark``. O(events since).
+
+        Args:
+            mark: where the follower stood, ``None`` if it knows nothing.
+
+        Returns:
+            Runs in the order they were written, those that continue each other as one; ``everything`` where
+            the mark is of another epoch or older than the ring.
+        """
+        ints, rows = self._ints, self.rows
+        events = ints[_EVENTS]
+        if (
+            mark is None
+            or mark.epoch != ints[_EPOCH]
+            or not events - RING < max(mark.events, 1) <= max(events, 1)
+        ):
+            return LogChanges(True, [], [])
+        appended: list[tuple[int, int]] = []
+        touched: list[tuple[int, int]] = []
+        seen = mark.seen
+        for event in range(max(mark.events - 1, 0), events):
+            at = _HEADER + _FIELDS * (event % RING)
+            start, count = ints[at + 1], ints[at + 2]
+            fresh = min(count - seen, rows)
+            seen = 0
+            if fresh > 0:
+                (appended if ints[at] == _APPENDED else touched).append(
+                    ((start + count - fresh) % rows, fresh)
+                )
+        return LogChanges(False, appended, touched)
+
+    def share_memory_(self) -> WriteLog:
+        """Move the state to shared memory, so that processes it is sent to see one log."""
+        self.state.share_memory_()
+        self.cut.share_memory_()
+        self._view()
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as copies. O(rows). Events are left out: loading makes every follower read anew."""
+        return {"header": self.state[:_HEADER].clone(), "cut": self.cut.clone()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state and start a new epoch. O(rows).
+
+        Raises:
+            ValueError: the state is of a log with another number of rows.
+        """
+        header, cut = state_dict["header"], state_dict["cut"]
+        if cut.numel() != self.rows:
+            raise ValueError(f"The state is of a log of {cut.numel()} rows, this one has {self.rows}.")
+        epoch, events = self._ints[_EPOCH], self._ints[_EVENTS]
+        self.state[:_HEADER] = header
+        self.cut.copy_(cut)
+        self._ints[_EPOCH] = max(epoch, int(header[_EPOCH])) + 1
+        # The ring is this log's own: the events in it stay numbered as they were.
+        self._ints[_EVENTS] = events
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rows": self.rows, "state": self.state, "cut": self.cut}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._view()
+
+    def __repr__(self) -> str:
+        return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"

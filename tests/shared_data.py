@@ -1,0 +1,22 @@
+"""Real dataset files that tests read where they lie; a test that needs an absent one is skipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED: Path = Path(os.environ.get("REPLAYBANK_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+
+
+def _folder(*parts: str) -> Path:
+    folder = SHARED.joinpath("data", *parts)
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there; set REPLAYBANK_SHARED to the folder that holds data/")
+    return folder
+
+
+def bridge_path() -> Path:
+    """Folder of the bridge sample in RLDS form: 25 episodes of 10 steps, four 64 x 64 cameras."""
+    return _folder("bridge_rlds", "bridge_dataset", "1.0.0")
