@@ -89,18 +89,20 @@ def convert(
 ) -> None:
     """Convert a dataset into memory-mapped tensors, ready to be sampled."""
     from replaybank.datasets.openx.convert import convert as convert_dataset
-    from replaybank.datasets.openx.sources.rlds import RLDSSource
+    from replaybank.datasets.openx.summary import need_rlds
     from replaybank.terminal import line
 
     made = convert_dataset(
-        RLDSSource(_rlds(source), split),
+        need_rlds(source),
         destination,
+        split=split,
         overwrite=overwrite,
         progress=not quiet and sys.stderr.isatty(),
         on_error=on_error.value,
     )
     if not quiet:
-        line(f"{made.name}: {made.episodes:,} episodes, {made.steps:,} steps in {destination}")
+        left_out = f", {len(made.skipped)} records left out" if made.skipped else ""
+        line(f"{made.name}: {made.episodes:,} episodes, {made.steps:,} steps{left_out} in {destination}")
 
 
 @app.command()
@@ -109,10 +111,19 @@ def info(
     split: Annotated[str, typer.Option(help="Which split of an RLDS folder.")] = "train",
 ) -> None:
     """Show what is in a dataset: entries, episodes, lengths, images, instructions."""
+    from tqdm import tqdm
+
     from replaybank.datasets.openx.summary import summarise
     from replaybank.show import show_summary
 
-    show_summary(summarise(path, split))
+    with tqdm(desc="Reading", unit="shard", leave=False, disable=not sys.stderr.isatty()) as bar:
+
+        def show(done: int, of: int) -> None:
+            bar.total = of
+            bar.update(done - bar.n)
+
+        summary = summarise(path, split, show)
+    show_summary(summary)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -162,14 +173,3 @@ def _fail(error: Exception, debug: bool) -> int:
         text = f"unexpected {type(error).__name__}: {error} (`replaybank --debug ...` shows where)"
     print("replaybank: error:", " ".join(text.split()), file=sys.stderr)
     return status
-
-
-def _rlds(path: Path) -> Path:
-    """The RLDS folder at a path, or a clear error."""
-    from replaybank.datasets.openx.summary import find_rlds
-
-    folder = find_rlds(path)
-    if folder is None:
-        msg = f"{path} is not an RLDS folder: one holds features.json and dataset_info.json"
-        raise ValueError(msg)
-    return folder

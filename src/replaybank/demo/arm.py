@@ -280,7 +280,7 @@ def write_arm_dataset(
         path: folder to write to.
         episodes: how many, at least 1.
         seed: 0 or more; the same gives the same episodes.
-        shards: number of files over which they are spread.
+        shards: number of files over which they are spread, at most one an episode.
 
     Returns:
         The folder, to be given to :class:`RLDSSource`.
@@ -299,7 +299,7 @@ def write_arm_dataset(
         version=VERSION,
         fields=FIELDS,
         metadata_fields=METADATA_FIELDS,
-        shards=shards,
+        shards=min(shards, episodes),
         image_format="jpeg",
         description=DESCRIPTION,
     )

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.sources.rlds import RLDSSource
-from replaybank.datasets.openx.summary import DatasetSummary, find_rlds, folder_bytes, summarise_rlds
+from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, need_rlds, summarise_rlds
 from replaybank.demo.arm import NAME, VERSION, write_arm_dataset
 from replaybank.demo.training import Training, train
 from replaybank.show import show_summary
@@ -80,10 +79,7 @@ def run_demo(
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read or written.
     """
-    folder = Path(data) if data is not None else None
-    if folder is not None and (folder := find_rlds(folder)) is None:
-        msg = f"{data} is not an RLDS folder: one holds features.json and dataset_info.json"
-        raise ValueError(msg)
+    folder = need_rlds(data) if data is not None else None
     claim(output)
     show_progress = not quiet and sys.stderr.isatty()
     if folder is None:
@@ -97,7 +93,7 @@ def run_demo(
     destination = output / "converted" / dataset.name
     _say(quiet, f"Converting {count(dataset.episodes)} episodes into memory-mapped tensors")
     began = time.perf_counter()
-    convert(RLDSSource(folder), destination, overwrite=True, progress=show_progress)
+    convert(folder, destination, overwrite=True, progress=show_progress)
     conversion_seconds = time.perf_counter() - began
     slice_len = min(SLICE, dataset.length_range[0])
     batch_size = BATCH // slice_len * slice_len
@@ -106,11 +102,13 @@ def run_demo(
         batch_size,
         slice_len=slice_len,
         streaming=False,
-        source=str(destination),
+        source=destination,
+        generator=torch.Generator().manual_seed(seed),
     )
     rate = batches_per_second(replay, batch_size, min(_MEASURED, seconds))
     _say(quiet, f"Training a behaviour-cloning network for {seconds:g} s on slices of {slice_len} steps")
-    episodes = torch.arange(dataset.episodes).repeat_interleave(torch.tensor(dataset.lengths))
+    lengths = replay.dataset.bounds[:, 1]
+    episodes = torch.arange(len(lengths)).repeat_interleave(lengths)
     with _training_bar(show_progress) as on_progress:
         training = train(
             replay, episodes, seconds=seconds, batch_size=batch_size, seed=seed, on_progress=on_progress

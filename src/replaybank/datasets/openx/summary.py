@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
+from replaybank.datasets.openx.files import (
+    EPISODE_BYTES,
+    EPISODES,
+    MANIFEST,
+    Manifest,
+    is_converted,
+    read_progress,
+)
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Images, Key
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+from replaybank.datasets.openx.storage import DatasetStorage
 
 
 @dataclass(frozen=True)
@@ -130,9 +140,52 @@ def find_rlds(path: str | PathLike[str]) -> Path | None:
     return found[0] if found else None
 
 
+def need_rlds(path: str | PathLike[str]) -> Path:
+    """As :func:`find_rlds`, where nothing else will do.
+
+    Raises:
+        ValueError: there is no RLDS folder at the path, or there are several.
+        OSError: the path cannot be read.
+    """
+    folder = find_rlds(path)
+    if folder is None:
+        msg = f"{path} is not an RLDS folder: one holds features.json and dataset_info.json"
+        raise ValueError(msg)
+    return folder
+
+
 def folder_bytes(path: Path) -> int:
     """Size of all files below a folder, bytes. O(files)."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def summarise(
+    path: str | PathLike[str],
+    split: str = "train",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> DatasetSummary:
+    """Say what is in an RLDS folder or in a converted dataset.
+
+    Args:
+        path: its folder, or that of the one version of an RLDS dataset.
+        split: which part of an RLDS folder; a converted dataset has one.
+        on_progress: as for :func:`summarise_rlds`.
+
+    Raises:
+        ValueError: it is neither.
+        DataFormatError: a file is not what its format says.
+        OSError: a file cannot be read.
+    """
+    if is_converted(path):
+        return summarise_converted(path)
+    folder = find_rlds(path)
+    if folder is None:
+        msg = (
+            f"{path} is neither an RLDS folder (features.json and dataset_info.json) nor a converted dataset "
+            f"({MANIFEST})"
+        )
+        raise ValueError(msg)
+    return summarise_rlds(folder, split, on_progress)
 
 
 def summarise_rlds(
@@ -182,6 +235,85 @@ def summarise_rlds(
     )
 
 
+def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
+    """Say what is in a converted dataset, or in what an unfinished conversion has made of it. O(steps).
+
+    Raises:
+        DataFormatError: a file is damaged.
+        OSError: a file cannot be read.
+    """
+    folder = Path(path)
+    complete = (folder / MANIFEST).is_file()
+    notes: list[str] = []
+    texts: dict[Key, Counter[str]] = {}
+    if complete:
+        storage = DatasetStorage(folder)
+        manifest, lengths = storage.manifest, storage.bounds[:, 1].tolist()
+        for key, kind in manifest.kinds.items():
+            if kind == "text":
+                texts[key] = _episodes_of_texts(storage, key)
+    else:
+        manifest = read_progress(folder)
+        done = np.fromfile(folder / EPISODES, "<i8", count=manifest.episodes * EPISODE_BYTES // 8)
+        lengths = done.reshape(-1, 2)[:, 1].tolist()
+        shards = len(manifest.origin.get("shards", ()))
+        notes.append(
+            f"the conversion was not finished: {len(manifest.shards)} of {shards} shards are done; "
+            "run it again, it goes on where it stopped"
+        )
+    return DatasetSummary(
+        path=folder,
+        form="converted",
+        name=manifest.name,
+        version=str(manifest.origin.get("version", "")),
+        split=manifest.split,
+        splits=(manifest.split,),
+        complete=complete,
+        bytes=folder_bytes(folder),
+        fields=tuple(_stored_fields(manifest)),
+        lengths=tuple(lengths),
+        images=tuple(
+            ImageSummary(leaf.key, "raw", *leaf.shape[1:], leaf.shape[0], leaf.bytes)
+            for leaf in manifest.layout.leaves
+            if manifest.kinds.get(leaf.key) == "image"
+        ),
+        texts=texts,
+        notes=(*notes, *_faults(manifest)),
+    )
+
+
+def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:
+    for leaf in manifest.layout.leaves:
+        kind = manifest.kinds.get(leaf.key, "tensor")
+        dtype = "str" if kind == "text" else str(leaf.dtype).removeprefix("torch.")
+        yield FieldSummary(leaf.key, kind, leaf.shape, dtype)
+
+
+def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
+    """In how many episodes each string of an entry is. O(steps log steps)."""
+    numbers = storage.read_leaf(key, slice(None)).reshape(-1).long()
+    episodes = torch.arange(len(storage.bounds)).repeat_interleave(storage.bounds[:, 1])
+    pairs = torch.unique(torch.stack([numbers, episodes]), dim=1)
+    found, counts = torch.unique(pairs[0], return_counts=True)
+    return Counter(
+        {storage.strings[i]: n for i, n in zip(found.tolist(), counts.tolist(), strict=True) if i >= 0}
+    )
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What the conversion put right, missed or left out."""
+    for fault, times in manifest.faults.items():
+        yield f"{fault}: put right in {times} steps"
+    for key, episodes in manifest.missing.items():
+        yield f"{'/'.join(key)} is missing in {len(episodes)} episodes"
+    if manifest.skipped:
+        first = manifest.skipped[0]
+        yield (
+            f"{len(manifest.skipped)} records were left out, the first one of {first.shard}: "
+            f"record {first.record}, {first.reason}"
+        )
+
+
 class _Camera:
     """Counts the frames of one camera."""
 
@@ -228,5 +360,8 @@ __all__ = [
     "ImageSummary",
     "find_rlds",
     "folder_bytes",
+    "need_rlds",
+    "summarise",
+    "summarise_converted",
     "summarise_rlds",
 ]
