@@ -154,7 +154,7 @@ def test_paths_that_are_not_datasets(
         rest = [tmp_path / "made"] if command == ["convert"] else []
         assert str(nowhere) in error_of(capsys, *command, nowhere, *rest, status=cli.FAILED)
         assert str(file) in error_of(capsys, *command, file, *rest, status=cli.FAILED)
-        assert str(empty) in error_of(capsys, *command, empty, *rest, status=cli.MISUSED)
+        assert str(empty) in error_of(capsys, *command, empty, *rest, status=cli.FAILED)
     assert str(file) in error_of(capsys, "convert", arm_folder, file, status=cli.FAILED)
     assert str(file) in error_of(capsys, "demo", "--output", file, status=cli.FAILED)
     assert file.read_text() == "hello"
@@ -227,7 +227,7 @@ def test_interrupting_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_the_module_is_the_command_and_its_status_reaches_the_shell(tmp_path: Path) -> None:
     done = in_a_process("info", str(tmp_path))
-    assert done.returncode == cli.MISUSED
+    assert done.returncode == cli.FAILED
     assert done.stdout == ""
     assert done.stderr.startswith("replaybank: error: ")
     assert done.stderr.count("\n") == 1

@@ -63,7 +63,8 @@ def _options(
 @app.command()
 def demo(
     data: Annotated[
-        Path | None, typer.Option(help="An RLDS folder to use; without it a simulated arm's is written.")
+        str | None,
+        typer.Option(metavar="PATH", help="An RLDS dataset to use; without it a simulated arm's is written."),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for all files that are made.")] = Path("demo-output"),
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to train.")] = 60.0,
@@ -78,7 +79,7 @@ def demo(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="An RLDS folder.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder of an RLDS dataset.")],
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder of the converted dataset.")],
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a converted dataset.")] = False,
@@ -89,11 +90,10 @@ def convert(
 ) -> None:
     """Convert a dataset into memory-mapped tensors, ready to be sampled."""
     from replaybank.datasets.openx.convert import convert as convert_dataset
-    from replaybank.datasets.openx.summary import need_rlds
     from replaybank.terminal import line
 
     made = convert_dataset(
-        need_rlds(source),
+        source,
         destination,
         split=split,
         overwrite=overwrite,
@@ -107,8 +107,8 @@ def convert(
 
 @app.command()
 def info(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="An RLDS folder or a converted dataset.")],
-    split: Annotated[str, typer.Option(help="Which split of an RLDS folder.")] = "train",
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of an RLDS or a converted dataset.")],
+    split: Annotated[str, typer.Option(help="Which split of an RLDS dataset.")] = "train",
 ) -> None:
     """Show what is in a dataset: entries, episodes, lengths, images, instructions."""
     from tqdm import tqdm

@@ -38,10 +38,10 @@ _ENTRY_HEADER = ("key", "kind", "shape", "dtype")
 def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:
     shortest, median, longest = summary.length_range
     facts = [
-        ("folder", str(summary.path)),
+        ("folder", summary.path),
         ("form", summary.form if summary.complete else f"{summary.form}, INCOMPLETE"),
         ("splits", ", ".join(_split(name, summary.split) for name in summary.splits)),
-        ("size", size(summary.bytes)),
+        ("size", size(summary.bytes) if summary.bytes is not None else ""),
         ("episodes", count(summary.episodes)),
         ("steps", count(summary.steps)),
         ("steps an episode", f"{shortest} to {longest}, median {median:g}"),

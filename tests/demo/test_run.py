@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shared_data import bridge_path
 
 from replaybank.demo.run import MARKER, claim, run_demo
+from shared_data import bridge_path
 
 
 def test_the_demo_runs_from_nothing_and_again_over_its_own_files(
@@ -45,7 +45,7 @@ def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> No
     theirs = tmp_path / "rlds" / "precious.txt"
     theirs.parent.mkdir()
     theirs.write_text("kept")
-    with pytest.raises(ValueError, match="did not make: choose a new folder with --output"):
+    with pytest.raises(FileExistsError, match="did not make: choose a new folder with --output"):
         run_demo(output=tmp_path, seconds=0.0)
     assert theirs.read_text() == "kept"
     assert not (tmp_path / MARKER).exists()
@@ -58,6 +58,6 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
 
 def test_data_that_are_no_rlds_folder_leave_no_output_behind(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(ValueError, match="is not an RLDS folder"):
+    with pytest.raises(FileNotFoundError, match="no RLDS dataset"):
         run_demo(tmp_path / "data", output=tmp_path / "out", seconds=0.0)
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, need_rlds, summarise_rlds
+from replaybank.datasets.openx.sources.rlds import RLDSSource
+from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, summarise_rlds
 from replaybank.demo.arm import NAME, VERSION, write_arm_dataset
 from replaybank.demo.training import Training, train
 from replaybank.show import show_summary
@@ -55,7 +56,7 @@ class DemoResult:
 
 
 def run_demo(
-    data: Path | None = None,
+    data: str | Path | None = None,
     *,
     output: Path = Path("demo-output"),
     seconds: float = 60.0,
@@ -65,7 +66,7 @@ def run_demo(
     """Write or take a dataset, look at it, convert it, draw from it, learn from it.
 
     Args:
-        data: an RLDS folder; ``None`` writes the simulated arm's.
+        data: folder or URL of an RLDS dataset; ``None`` writes the simulated arm's.
         output: folder for all files; its former contents are replaced only where the demo made them.
         seconds: how long to train.
         seed: of the simulated arm, the draws and the network.
@@ -75,25 +76,27 @@ def run_demo(
         All figures, as printed.
 
     Raises:
-        ValueError: ``output`` holds something that the demo did not make, or ``data`` is not usable.
+        FileExistsError: ``output`` holds something that the demo did not make.
+        FileNotFoundError: there is no RLDS dataset at ``data``.
+        ValueError: a network cannot learn from the data.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read or written.
     """
-    folder = need_rlds(data) if data is not None else None
+    source = RLDSSource(data) if data is not None else None
     claim(output)
     show_progress = not quiet and sys.stderr.isatty()
-    if folder is None:
+    if source is None:
         folder = output / "rlds" / NAME / VERSION
         _say(quiet, f"Writing episodes of a simulated arm to {folder}")
         shutil.rmtree(folder, ignore_errors=True)
-        write_arm_dataset(folder, seed=seed)
-    dataset = summarise_rlds(folder)
+        source = RLDSSource(write_arm_dataset(folder, seed=seed))
+    dataset = summarise_rlds(source)
     if not quiet:
         show_summary(dataset)
     destination = output / "converted" / dataset.name
     _say(quiet, f"Converting {count(dataset.episodes)} episodes into memory-mapped tensors")
     began = time.perf_counter()
-    convert(folder, destination, overwrite=True, progress=show_progress)
+    convert(source, destination, overwrite=True, progress=show_progress)
     conversion_seconds = time.perf_counter() - began
     slice_len = min(SLICE, dataset.length_range[0])
     batch_size = BATCH // slice_len * slice_len
@@ -114,7 +117,7 @@ def run_demo(
             replay, episodes, seconds=seconds, batch_size=batch_size, seed=seed, on_progress=on_progress
         )
     result = DemoResult(
-        dataset, destination, folder_bytes(destination), conversion_seconds, batch_size, rate, training
+        dataset, destination, folder_bytes(destination) or 0, conversion_seconds, batch_size, rate, training
     )
     show_result(result)
     return result
@@ -124,7 +127,7 @@ def claim(folder: Path) -> None:
     """Make a folder the demo's own, or see that it is.
 
     Raises:
-        ValueError: it holds something that the demo did not make.
+        FileExistsError: it holds something that the demo did not make.
         OSError: it cannot be made.
 
     Example:
@@ -134,7 +137,7 @@ def claim(folder: Path) -> None:
         ...     claim(Path(somewhere, "new"))
         ...     claim(Path(somewhere))
         Traceback (most recent call last):
-        ValueError: ... holds something that the demo did not make: choose a new folder with --output
+        FileExistsError: ... holds something that the demo did not make: choose a new folder with --output
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: choose a new folder with --output")
@@ -143,8 +146,9 @@ def claim(folder: Path) -> None:
     if marker.exists():
         return
     if any(folder.iterdir()):
-        msg = f"{folder} holds something that the demo did not make: choose a new folder with --output"
-        raise ValueError(msg)
+        raise FileExistsError(
+            f"{folder} holds something that the demo did not make: choose a new folder with --output"
+        )
     marker.write_text("`replaybank demo` made this folder and replaces what is in rlds and converted.\n")
 
 
@@ -163,19 +167,18 @@ def show_result(result: DemoResult) -> None:
     """Print the figures that a user wants to see."""
     dataset, training, spent = result.dataset, result.training, max(result.conversion_seconds, 1e-9)
     instructions = next((texts for texts in dataset.texts.values() if texts), None)
-    shapes = {key: f"{image.width} x {image.height}" for image in dataset.images for key in [image.key]}
-    cameras = ", ".join(f"{key[-1]} ({shape})" for key, shape in shapes.items())
+    cameras = ", ".join(f"{image.key[-1]} ({image.width} x {image.height})" for image in dataset.images)
     facts = [
         ("dataset", f"{dataset.name} {dataset.version}"),
         ("episodes", f"{count(dataset.episodes)}, {len(training.held_out)} of them held out of training"),
         ("steps", count(dataset.steps)),
         ("cameras", cameras or "none"),
         ("an instruction", short(instructions.most_common(1)[0][0]) if instructions else "none"),
-        ("size as RLDS", size(dataset.bytes)),
+        ("size as RLDS", size(dataset.bytes) if dataset.bytes is not None else "not known behind a URL"),
         ("size converted", size(result.converted_bytes)),
         (
             "conversion",
-            f"{count(dataset.steps / spent)} steps/s, {size(dataset.bytes / spent)}/s read, "
+            f"{count(dataset.steps / spent)} steps/s, {size((dataset.bytes or 0) / spent)}/s read, "
             f"{size(result.converted_bytes / spent)}/s written",
         ),
         (
@@ -199,7 +202,7 @@ def show_result(result: DemoResult) -> None:
     if training.layout.left_out:
         left_out = ", ".join("/".join(key) for key in training.layout.left_out)
         line(f"Not shown to the network: {left_out}")
-    table("The files", [("RLDS", str(dataset.path)), ("converted", str(result.converted))])
+    table("The files", [("RLDS", dataset.path), ("converted", str(result.converted))])
 
 
 def _say(quiet: bool, text: str) -> None:

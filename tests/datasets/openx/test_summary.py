@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.sources.rlds import RLDSSource
-from shared_data import bridge_path
 
-from replaybank.datasets.openx.summary import find_rlds, summarise, summarise_rlds
+from replaybank.datasets.openx.sources.base import Episode, Shard
+from replaybank.datasets.openx.summary import summarise, summarise_rlds
 from replaybank.demo import arm
+from shared_data import bridge_path
 
 EPISODES = 5
 
@@ -48,7 +50,7 @@ def test_an_rlds_folder_is_described_by_its_records(arm_folder: Path) -> None:
 
 def test_progress_is_told_shard_by_shard(arm_folder: Path) -> None:
     told: list[tuple[int, int]] = []
-    summarise_rlds(arm_folder, on_progress=lambda done, of: told.append((done, of)))
+    summarise_rlds(RLDSSource(arm_folder), on_progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 2), (2, 2)]
 
 
@@ -72,25 +74,35 @@ def test_a_converted_dataset_says_the_same(arm_folder: Path, tmp_path: Path) -> 
     assert shapes["language_instruction",][1] == "str"
 
 
-def test_a_folder_of_one_version_stands_for_it_and_of_several_is_refused(arm_folder: Path) -> None:
-    assert find_rlds(arm_folder) == arm_folder
-    assert find_rlds(arm_folder.parent) == arm_folder
-    second = arm_folder.parent / "2.0.0"
-    arm.write_arm_dataset(second, episodes=1, shards=1)
-    try:
-        with pytest.raises(ValueError, match=r"holds 2 datasets.*2\.0\.0"):
-            find_rlds(arm_folder.parent)
-    finally:
-        for file in second.iterdir():
-            file.unlink()
-        second.rmdir()
+def test_the_folder_above_the_one_version_stands_for_it(arm_folder: Path) -> None:
+    assert summarise(arm_folder.parent) == summarise(arm_folder)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    assert find_rlds(tmp_path) is None
-    with pytest.raises(ValueError, match=r"neither an RLDS folder .* nor a converted dataset"):
-        summarise(tmp_path)
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(FileNotFoundError, match=r"neither an RLDS dataset .* nor a converted one"):
+            summarise(path)
+    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such folder"):
+        summarise(tmp_path / "nowhere")
+
+
+def test_an_unfinished_conversion_says_so_and_what_it_has(arm_folder: Path, tmp_path: Path) -> None:
+    class Stops(RLDSSource):
+        def episodes(self, shard: Shard, start: int = 0) -> Iterator[Episode]:
+            if shard.number:
+                raise KeyboardInterrupt
+            return super().episodes(shard, start)
+
+    source = RLDSSource(arm_folder)
+    with pytest.raises(KeyboardInterrupt):
+        convert(Stops(arm_folder), tmp_path / "part", progress=False)
+    summary = summarise(tmp_path / "part")
+    assert not summary.complete
+    first = source.shards()[0]
+    assert summary.lengths == tuple(episode.length for episode in source.episodes(first))
+    assert summary.episodes == first.episodes
+    assert summary.notes[0].startswith("the conversion was not finished: 1 of 2 shards are done")
 
 
 def test_the_real_bridge_sample_has_its_25_episodes_and_four_cameras() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,8 @@ from replaybank.datasets.openx.files import (
     read_progress,
 )
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Images, Key
+from replaybank.datasets.openx.sources.files import is_url
+from replaybank.datasets.openx.sources.images import image_format
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
 from replaybank.datasets.openx.storage import DatasetStorage
 
@@ -68,14 +70,14 @@ class DatasetSummary:
     """What is in a dataset.
 
     Args:
-        path: its folder.
+        path: its folder, or URL.
         form: ``"RLDS"`` or ``"converted"``.
         name: of the dataset.
         version: as it was published.
         split: the part that was looked at.
         splits: all parts that it declares.
         complete: False: a conversion that was started and not finished.
-        bytes: size of the folder's files.
+        bytes: size of the folder's files; None where they are behind a URL.
         fields: entries of a step.
         metadata_fields: entries of an episode.
         lengths: number of steps of each episode.
@@ -84,14 +86,14 @@ class DatasetSummary:
         notes: anything else that a user should know.
     """
 
-    path: Path
+    path: str
     form: Literal["RLDS", "converted"]
     name: str
     version: str
     split: str
     splits: tuple[str, ...]
     complete: bool
-    bytes: int
+    bytes: int | None
     fields: tuple[FieldSummary, ...]
     metadata_fields: tuple[FieldSummary, ...] = ()
     lengths: tuple[int, ...] = ()
@@ -117,94 +119,53 @@ class DatasetSummary:
         return min(self.lengths), float(np.median(self.lengths)), max(self.lengths)
 
 
-def find_rlds(path: str | PathLike[str]) -> Path | None:
-    """The RLDS folder at a path: the path itself, or the one version folder below it.
-
-    Args:
-        path: ``.../bridge_dataset/1.0.0`` or ``.../bridge_dataset``.
-
-    Returns:
-        The folder, ``None`` if there is none.
-
-    Raises:
-        ValueError: there are several versions below the path.
-        OSError: the path cannot be read.
-    """
-    folder = Path(path)
-    if is_rlds(folder):
-        return folder
-    found = sorted(child for child in folder.iterdir() if child.is_dir() and is_rlds(child))
-    if len(found) > 1:
-        msg = f"{folder} holds {len(found)} datasets: name one, as in {found[-1]}"
-        raise ValueError(msg)
-    return found[0] if found else None
-
-
-def need_rlds(path: str | PathLike[str]) -> Path:
-    """As :func:`find_rlds`, where nothing else will do.
-
-    Raises:
-        ValueError: there is no RLDS folder at the path, or there are several.
-        OSError: the path cannot be read.
-    """
-    folder = find_rlds(path)
-    if folder is None:
-        msg = f"{path} is not an RLDS folder: one holds features.json and dataset_info.json"
-        raise ValueError(msg)
-    return folder
-
-
-def folder_bytes(path: Path) -> int:
-    """Size of all files below a folder, bytes. O(files)."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
 def summarise(
     path: str | PathLike[str],
     split: str = "train",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DatasetSummary:
-    """Say what is in an RLDS folder or in a converted dataset.
+    """Say what is in an RLDS dataset or in a converted one.
 
     Args:
-        path: its folder, or that of the one version of an RLDS dataset.
-        split: which part of an RLDS folder; a converted dataset has one.
+        path: its folder; of an RLDS dataset also the folder above the one version, or a URL.
+        split: which part of an RLDS dataset; a converted dataset has one.
         on_progress: as for :func:`summarise_rlds`.
 
     Raises:
-        ValueError: it is neither.
+        FileNotFoundError: it is neither.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
-    if is_converted(path):
+    path = fspath(path)
+    if not is_url(path) and is_converted(path):
         return summarise_converted(path)
-    folder = find_rlds(path)
-    if folder is None:
-        msg = (
-            f"{path} is neither an RLDS folder (features.json and dataset_info.json) nor a converted dataset "
-            f"({MANIFEST})"
-        )
-        raise ValueError(msg)
-    return summarise_rlds(folder, split, on_progress)
+    if not is_rlds(path):
+        there = is_url(path) or Path(path).exists()
+        what = "it is neither an RLDS dataset" if there else "there is no such folder: no RLDS dataset"
+        raise FileNotFoundError(f"{path}: {what} (dataset_info.json) nor a converted one ({MANIFEST})")
+    return summarise_rlds(RLDSSource(path, split), on_progress)
+
+
+def folder_bytes(path: str | PathLike[str]) -> int | None:
+    """Size of all files in a folder, bytes; None behind a URL. O(files)."""
+    if is_url(fspath(path)):
+        return None
+    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
 
 def summarise_rlds(
-    path: str | PathLike[str],
-    split: str = "train",
-    on_progress: Callable[[int, int], None] | None = None,
+    source: RLDSSource, on_progress: Callable[[int, int], None] | None = None
 ) -> DatasetSummary:
-    """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
+    """Read every record of a split and say what is in them. O(bytes); one episode's frames are decoded.
 
     Args:
-        path: RLDS folder.
-        split: which part.
+        source: the dataset and its split.
         on_progress: called after each shard with how many are done, and of how many.
 
     Raises:
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
-    source = RLDSSource(path, split)
     shards = source.shards()
     lengths: list[int] = []
     texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
@@ -218,14 +179,14 @@ def summarise_rlds(
         if on_progress is not None:
             on_progress(done, len(shards))
     return DatasetSummary(
-        path=Path(path),
+        path=source.path,
         form="RLDS",
         name=source.name,
         version=source.version,
-        split=split,
+        split=source.split,
         splits=tuple(source.splits),
         complete=True,
-        bytes=folder_bytes(Path(path)),
+        bytes=folder_bytes(source.path),
         fields=_fields(source.fields),
         metadata_fields=_fields(source.metadata_fields),
         lengths=tuple(lengths),
@@ -262,7 +223,7 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
             "run it again, it goes on where it stopped"
         )
     return DatasetSummary(
-        path=folder,
+        path=str(folder),
         form="converted",
         name=manifest.name,
         version=str(manifest.origin.get("version", "")),
@@ -325,7 +286,7 @@ class _Camera:
     def add(self, images: Images) -> None:
         frames = images.encoded()
         if not self.frames:
-            self._form = "JPEG" if frames[0][:2] == b"\xff\xd8" else "PNG"
+            self._form = (image_format(frames[0]) or "unknown").upper()
             height, width, *channels = images.decode().shape[1:]
             self._shape = (height, width, channels[0] if channels else 1)
         self.frames += len(frames)
@@ -352,16 +313,3 @@ def _fields(fields: Mapping[Key, FieldSpec]) -> tuple[FieldSummary, ...]:
         FieldSummary(key, spec.kind, spec.shape, "str" if spec.dtype is None else spec.dtype.name)
         for key, spec in fields.items()
     )
-
-
-__all__ = [
-    "DatasetSummary",
-    "FieldSummary",
-    "ImageSummary",
-    "find_rlds",
-    "folder_bytes",
-    "need_rlds",
-    "summarise",
-    "summarise_converted",
-    "summarise_rlds",
-]
