@@ -234,7 +234,7 @@ def test_the_module_is_the_command_and_its_status_reaches_the_shell(tmp_path: Pa
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of a shell")
-def test_a_reader_that_leaves_early_is_no_error(arm_folder: Path) -> None:
+def test_a_reader_that_leaves_early_is_met_with_silence(arm_folder: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -244,7 +244,7 @@ def test_a_reader_that_leaves_early_is_no_error(arm_folder: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert done.returncode == cli.PIPE_CLOSED
+    assert done.returncode == cli.FAILED
     assert done.stderr == ""
 
 

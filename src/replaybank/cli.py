@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +16,11 @@ import typer
 from replaybank.errors import ReplaybankError
 
 FAILED = 1
-"""Exit status: the data are not what they should be, or cannot be read or written."""
+"""Exit status: data are not what they should be, or cannot be read or written; the output was closed."""
 MISUSED = 2
 """Exit status: the command or its arguments make no sense."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the signal's number, as shells count."""
-PIPE_CLOSED = 141
-"""Exit status when whoever read the output has gone: 128 and the signal's number."""
 
 # The base of typer's own usage errors. Newer typers no longer share it with click, so it is taken from a
 # class that every version exports.
@@ -133,22 +132,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows the program's name; ``None`` takes them from ``sys.argv``.
 
     Returns:
-        0, ``FAILED``, ``MISUSED``, ``INTERRUPTED`` or ``PIPE_CLOSED``.
+        0, ``FAILED``, ``MISUSED`` or ``INTERRUPTED``.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a dataset's letters shows others: better than an error.
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         status = app(given or ["--help"], prog_name="replaybank", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except SystemExit:
+        return FAILED  # typer's way when whoever read the output has gone
     except BrokenPipeError:
         # Python flushes standard output once more when it ends, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return FAILED
     except Exception as error:
         return _fail(error, debug="--debug" in given)
     if not given:
@@ -162,7 +163,8 @@ def _fail(error: Exception, debug: bool) -> int:
         traceback.print_exception(error)
     status = FAILED
     if isinstance(error, _UsageError):
-        status, text = getattr(error, "exit_code", MISUSED), error.format_message()
+        message: Callable[[], str] = getattr(error, "format_message", error.__str__)
+        status, text = MISUSED, message()
     elif isinstance(error, OSError):
         text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     elif isinstance(error, ReplaybankError):

@@ -44,7 +44,7 @@ def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:
         ("size", size(summary.bytes) if summary.bytes is not None else ""),
         ("episodes", count(summary.episodes)),
         ("steps", count(summary.steps)),
-        ("steps an episode", f"{shortest} to {longest}, median {median:g}"),
+        ("steps an episode", f"{shortest} to {longest}, median {median:g}" if summary.lengths else ""),
     ]
     return [(name, value) for name, value in facts if value]
 

@@ -41,7 +41,7 @@ def steps_of_vectors(episodes: int = 10, length: int = 20, seed: int = 0) -> Ten
 
 
 def steps_of_arm(episodes: int) -> TensorDictBase:
-    parts = []
+    parts: list[TensorDictBase] = []
     for number in range(episodes):
         steps = arm.as_steps(arm.simulate(number))
         length = len(steps["action",])
@@ -53,7 +53,7 @@ def steps_of_arm(episodes: int) -> TensorDictBase:
         entries = {"observation": observation, "action": torch.as_tensor(steps["action",])}
         entries["episode"] = torch.full((length,), number, dtype=torch.int32)
         parts.append(TensorDict(entries, [length]))
-    joined: TensorDictBase = torch.cat(parts)
+    joined: TensorDictBase = TensorDict.cat(parts)
     return joined
 
 

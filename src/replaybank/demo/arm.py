@@ -291,7 +291,7 @@ def write_arm_dataset(
     if episodes < 1 or seed < 0:
         msg = f"episodes={episodes} and seed={seed}: at least 1 episode and a seed of 0 or more are needed"
         raise ValueError(msg)
-    from replaybank.datasets.openx.sources.rlds import RLDSWriter
+    from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
 
     writer = RLDSWriter(
         path,
@@ -306,7 +306,7 @@ def write_arm_dataset(
     with writer:
         for number in range(episodes):
             reach = simulate(number, seed)
-            metadata = {
+            metadata: dict[Key, object] = {
                 ("episode_metadata", "target"): reach.target.astype(np.float32),
                 ("episode_metadata", "colour"): reach.colour,
             }

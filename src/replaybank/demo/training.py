@@ -166,7 +166,8 @@ def judge(network: Cloner, steps: Steps, target: Scale) -> float:
 def _loss(predicted: Tensor, actions: Tensor, target: Scale) -> Tensor:
     """Mean over those dimensions of the action that vary in training: a padded one says nothing."""
     difference = (predicted - target(actions))[:, target.varies]
-    return difference.square().mean()
+    loss: Tensor = difference.square().mean()
+    return loss
 
 
 def _update(
@@ -180,7 +181,8 @@ def _update(
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
-    return loss.item()
+    value: float = loss.item()
+    return value
 
 
 def _some(rows: Tensor, generator: torch.Generator) -> Tensor:

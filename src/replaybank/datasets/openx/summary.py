@@ -156,7 +156,7 @@ def folder_bytes(path: str | PathLike[str]) -> int | None:
 def summarise_rlds(
     source: RLDSSource, on_progress: Callable[[int, int], None] | None = None
 ) -> DatasetSummary:
-    """Read every record of a split and say what is in them. O(bytes); one episode's frames are decoded.
+    """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
 
     Args:
         source: the dataset and its split.
@@ -207,6 +207,7 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
     complete = (folder / MANIFEST).is_file()
     notes: list[str] = []
     texts: dict[Key, Counter[str]] = {}
+    lengths: list[int] = []
     if complete:
         storage = DatasetStorage(folder)
         manifest, lengths = storage.manifest, storage.bounds[:, 1].tolist()
@@ -215,8 +216,9 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
                 texts[key] = _episodes_of_texts(storage, key)
     else:
         manifest = read_progress(folder)
-        done = np.fromfile(folder / EPISODES, "<i8", count=manifest.episodes * EPISODE_BYTES // 8)
-        lengths = done.reshape(-1, 2)[:, 1].tolist()
+        if manifest.episodes:  # else the file may not be there yet
+            done = np.fromfile(folder / EPISODES, "<i8", count=manifest.episodes * EPISODE_BYTES // 8)
+            lengths = done.reshape(-1, 2)[:, 1].tolist()
         shards = len(manifest.origin.get("shards", ()))
         notes.append(
             f"the conversion was not finished: {len(manifest.shards)} of {shards} shards are done; "
@@ -234,7 +236,7 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
         fields=tuple(_stored_fields(manifest)),
         lengths=tuple(lengths),
         images=tuple(
-            ImageSummary(leaf.key, "raw", *leaf.shape[1:], leaf.shape[0], leaf.bytes)
+            ImageSummary(leaf.key, "raw", leaf.shape[1], leaf.shape[2], leaf.shape[0], leaf.bytes)
             for leaf in manifest.layout.leaves
             if manifest.kinds.get(leaf.key) == "image"
         ),
@@ -287,7 +289,7 @@ class _Camera:
         frames = images.encoded()
         if not self.frames:
             self._form = (image_format(frames[0]) or "unknown").upper()
-            height, width, *channels = images.decode().shape[1:]
+            height, width, *channels = images.decode(0, 1).shape[1:]
             self._shape = (height, width, channels[0] if channels else 1)
         self.frames += len(frames)
         self._bytes += sum(map(len, frames))
