@@ -1,0 +1,250 @@
+"""Encoded camera frames: told apart by their first bytes, checked by their headers, decoded on request."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from replaybank.datasets.openx.sources.base import FieldSpec
+from replaybank.errors import DataFormatError
+
+MAX_FRAME_PIXELS: Final = 1 << 26
+"""No robot camera comes near (8192 x 8192); a header that claims more is a bomb, whatever the schema says."""
+
+JPEG_START: Final = b"\xff\xd8\xff"
+PNG_START: Final = b"\x89PNG\r\n\x1a\n"
+JPEG_COLORSPACES: Final = {1: "GRAY", 3: "RGB"}
+PNG_MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
+_PNG_HEADER_SIZE: Final = 26
+_PNG_GRAYSCALE: Final = 0
+PIXEL_FLOAT_BYTES: Final = 4
+"""A float32 depth value lies bit-cast in the four 8-bit channels of an RGBA pixel."""
+
+
+def image_format(frame: bytes | memoryview) -> Literal["jpeg", "png"] | None:
+    r"""What a frame is, by its first bytes.
+
+    >>> image_format(b"\xff\xd8\xff\xe0"), image_format(b"GIF89a")
+    ('jpeg', None)
+    """
+    if frame[:3] == JPEG_START:
+        return "jpeg"
+    return "png" if frame[:8] == PNG_START else None
+
+
+class EncodedImages:
+    """The frames of one camera over an episode, as byte ranges of the payload they came in.
+
+    Holds the whole payload for as long as it lives. Immutable, so safe to share between threads.
+
+    Args:
+        payload: the bytes that the frames lie in.
+        spans: int64 ``[T, 2]``: offset and length of each frame.
+        spec: declared shape ``(H, W, C)``, -1 where unknown, and dtype.
+        where: dataset, episode and key, for messages.
+    """
+
+    def __init__(self, payload: bytes, spans: npt.NDArray[np.int64], spec: FieldSpec, where: str) -> None:
+        self._payload = payload
+        self._spans = spans
+        self._spec = spec
+        self._where = where
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.encoded())
+
+    def encoded(self) -> list[bytes]:
+        """The frames as they are stored, one ``bytes`` a step. O(their bytes)."""
+        return [self._payload[at : at + size] for at, size in self._spans.tolist()]
+
+    def decode(self) -> npt.NDArray[Any]:
+        """All frames, ``[T, H, W, C]`` in the declared dtype; colour is RGB.
+
+        Raises:
+            DataFormatError: a frame cannot be decoded, or is not of the declared shape or dtype.
+            ImportError: the decoder is not installed.
+        """
+        view = memoryview(self._payload)
+        frames = [view[at : at + size] for at, size in self._spans.tolist()]
+        return decode_frames(frames, self._spec, self._where)
+
+
+def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str) -> npt.NDArray[Any]:
+    """Decode frames into one new array, ``[T, H, W, C]``; headers are checked before anything is allocated.
+
+    Args:
+        frames: JPEG or PNG each, told apart by the first bytes.
+        spec: declared shape, -1 where unknown (then the first frame's), and dtype.
+        where: named in messages, before the frame's number.
+
+    Raises:
+        DataFormatError: a frame is unreadable, or not of the declared shape and dtype.
+        ImportError: the decoder is not installed.
+    """
+    height, width, channels = spec.shape if len(spec.shape) == 3 else (-1, -1, -1)
+    dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
+    out: npt.NDArray[Any] | None = None
+    for number, frame in enumerate(frames):
+        place = f"{where}: frame {number}"
+        head = _header(frame, place)
+        if out is None:
+            declared = (
+                head.height if height < 0 else height,
+                head.width if width < 0 else width,
+                head.channels(dtype) if channels < 0 else channels,
+            )
+        _check(head, declared, dtype, place)
+        if out is None:
+            out = np.empty((len(frames), *declared), dtype=dtype)
+        try:
+            if head.format == "jpeg":
+                _decode_jpeg(frame, out[number])
+            else:
+                out[number] = _decode_png(frame, declared[2], dtype)
+        except ImportError:
+            raise
+        except (ValueError, OSError, SyntaxError, EOFError) as error:
+            raise DataFormatError(f"{place} cannot be decoded: {error}") from error
+    if out is None:
+        return np.empty((0, *(max(size, 0) for size in (height, width, channels))), dtype=dtype)
+    return out
+
+
+class _Header(NamedTuple):
+    """What a frame says of itself before it is decoded."""
+
+    format: Literal["jpeg", "png"]
+    height: int
+    width: int
+    bits: int
+    stored_channels: int
+
+    def channels(self, dtype: np.dtype[Any]) -> int:
+        return 1 if dtype == np.float32 else self.stored_channels
+
+
+def _header(frame: memoryview, place: str) -> _Header:
+    kind = image_format(frame)
+    if kind is None:
+        raise DataFormatError(
+            f"{place} is neither JPEG nor PNG: its {len(frame)} bytes start with {bytes(frame[:8])!r}"
+        )
+    head = _jpeg_header(frame, place) if kind == "jpeg" else _png_header(frame, place)
+    if head.height * head.width > MAX_FRAME_PIXELS or not head.height or not head.width:
+        raise DataFormatError(
+            f"{place} claims {head.height} x {head.width} pixels; 1 to {MAX_FRAME_PIXELS} are allowed"
+        )
+    return head
+
+
+def _jpeg_header(frame: memoryview, place: str) -> _Header:
+    try:
+        height, width, colorspace, _ = _simplejpeg().decode_jpeg_header(frame)
+    except ValueError as error:
+        raise DataFormatError(f"{place} cannot be decoded: {error}") from error
+    return _Header("jpeg", height, width, 8, 1 if colorspace.lower() == "gray" else 3)
+
+
+def _png_header(frame: memoryview, place: str) -> _Header:
+    if len(frame) < _PNG_HEADER_SIZE or bytes(frame[12:16]) != b"IHDR":
+        raise DataFormatError(f"{place} cannot be decoded: a PNG of {len(frame)} bytes without a header")
+    width, height = (int.from_bytes(frame[at : at + 4], "big") for at in (16, 20))
+    bits, color_type = frame[24], frame[25]
+    channels = {0: 1, 2: 3, 3: 3, 4: 1, 6: 4}.get(color_type, 3)  # an alpha beside grey is dropped
+    return _Header("png", height, width, bits, channels)
+
+
+def _check(head: _Header, declared: tuple[int, int, int], dtype: np.dtype[Any], place: str) -> None:
+    if (head.height, head.width) != declared[:2]:
+        raise DataFormatError(
+            f"{place} has {head.height} x {head.width} pixels, expected {declared[0]} x {declared[1]}"
+        )
+    channels = declared[2]
+    if dtype == np.float32:
+        good = head.format == "png" and head.bits == 8 and head.stored_channels == 4 and channels == 1
+    elif dtype == np.uint16:
+        good = head.format == "png" and head.bits == 16 and head.stored_channels == channels == 1
+    else:
+        known = JPEG_COLORSPACES if head.format == "jpeg" else PNG_MODES
+        good = dtype == np.uint8 and head.bits <= 8 and channels in known
+    if not good:
+        raise DataFormatError(
+            f"{place} is a {head.format.upper()} of {head.stored_channels} channels of {head.bits} bits, "
+            f"which does not give {dtype} with {channels} channels"
+        )
+
+
+def _decode_jpeg(frame: memoryview, out: npt.NDArray[Any]) -> None:
+    _simplejpeg().decode_jpeg(frame, colorspace=JPEG_COLORSPACES[out.shape[2]], buffer=out)
+
+
+def _decode_png(frame: memoryview, channels: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    with _pillow().open(io.BytesIO(frame), formats=("PNG",)) as image:
+        if dtype == np.uint16:
+            return np.asarray(image).astype(np.uint16).reshape(image.height, image.width, 1)
+        mode = "RGBA" if dtype == np.float32 else PNG_MODES[channels]
+        pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+        if dtype == np.float32:
+            return np.ascontiguousarray(pixels).view("<f4")
+        return pixels.reshape(image.height, image.width, channels)
+
+
+def encode_frame(pixels: npt.NDArray[Any], image_format: str, quality: int = 95) -> bytes:
+    """Encode one frame.
+
+    Args:
+        pixels: ``[H, W, C]``: uint8 of 1, 3 (or, as PNG, 4) channels; uint16 or float32 of one channel,
+            which are always PNG.
+        image_format: ``"jpeg"`` or ``"png"``.
+        quality: of a JPEG, 1 to 100.
+
+    Raises:
+        ValueError: the format cannot hold such pixels.
+        ImportError: the encoder is not installed.
+    """
+    channels = pixels.shape[2]
+    pixels = np.ascontiguousarray(pixels)
+    if pixels.dtype == np.uint8 and image_format == "jpeg" and channels in JPEG_COLORSPACES:
+        encoded: bytes = _simplejpeg().encode_jpeg(
+            pixels,
+            quality=quality,
+            colorspace=JPEG_COLORSPACES[channels],
+            colorsubsampling="420" if channels == 3 else "Gray",
+        )
+        return encoded
+    if pixels.dtype == np.float32 and channels == 1:
+        return _png(pixels.astype("<f4").view(np.uint8))
+    if pixels.dtype == np.uint16 and channels == 1:
+        return _png(pixels[:, :, 0])
+    if pixels.dtype == np.uint8 and image_format == "png" and channels in PNG_MODES:
+        return _png(pixels if channels > 1 else pixels[:, :, 0])
+    raise ValueError(f"{image_format} cannot hold frames of {pixels.dtype} with {channels} channels")
+
+
+def _png(pixels: npt.NDArray[Any]) -> bytes:
+    file = io.BytesIO()
+    _pillow().fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise ImportError("JPEG frames need simplejpeg: pip install 'replaybank[openx]'") from error
+    return simplejpeg
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("PNG frames need Pillow: pip install 'replaybank[openx]'") from error
+    return Image
