@@ -151,7 +151,8 @@ def choose_held_out(episodes: Tensor, generator: torch.Generator) -> Tensor:
         msg = f"holding episodes out needs at least 2 of them; this dataset has {len(numbers)}"
         raise ValueError(msg)
     count = max(1, round(HELD_OUT * len(numbers)))
-    return numbers[torch.randperm(len(numbers), generator=generator)[:count]].sort().values
+    chosen: Tensor = numbers[torch.randperm(len(numbers), generator=generator)[:count]].sort().values
+    return chosen
 
 
 def judge(network: Cloner, steps: Steps, target: Scale) -> float:
@@ -181,8 +182,7 @@ def _update(
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
-    value: float = loss.item()
-    return value
+    return loss.item()
 
 
 def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
