@@ -5,20 +5,77 @@
 // NumPy twin is in tests/reference/.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
+#include "gather.hpp"
+#include "memory.hpp"
 #include "tfrecord.hpp"
+#include "trajectory_index.hpp"
 
 namespace nb = nanobind;
-
-// ------------------------------------------------------------------------------------------------ tfrecord
-
-namespace tfr = replaybank::tfrecord;
+using namespace nb::literals;
 
 namespace {
+
+using Address = std::uintptr_t;
+using Addresses = std::vector<std::uintptr_t>;
+using Count = std::int64_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);  // NOLINT: addresses come from arrays that Python checked
+}
+
+// --- gather.hpp -----------------------------------------------------------------------------------------
+
+const replaybank::Leaf* leaves_at(Address plan) { return reinterpret_cast<const replaybank::Leaf*>(plan); }
+const std::int64_t* index_at(Address index) { return reinterpret_cast<const std::int64_t*>(index); }
+Count size_of(const Addresses& batches) { return static_cast<Count>(batches.size()); }
+
+void bind_gather(nb::module_& m) {
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    m.def(
+        "gather",
+        [](Address plan, Count n, Address index, Count count, const Addresses& batches, Count threads) {
+            return replaybank::gather(leaves_at(plan), size_of(batches), n, index_at(index), count, batches.data(),
+                                      threads);
+        },
+        "plan"_a, "n"_a, "index"_a, "count"_a, "batches"_a, "threads"_a, Released());
+    m.def(
+        "gather_run",
+        [](Address plan, Count n, Count start, Count count, const Addresses& batches, Count threads) {
+            return replaybank::gather_run(leaves_at(plan), size_of(batches), n, start, count, batches.data(), threads);
+        },
+        "plan"_a, "n"_a, "start"_a, "count"_a, "batches"_a, "threads"_a, Released());
+    m.def(
+        "scatter",
+        [](Address plan, Count n, Address index, Count count, const Addresses& batches) {
+            return replaybank::scatter(leaves_at(plan), size_of(batches), n, index_at(index), count, batches.data());
+        },
+        "plan"_a, "n"_a, "index"_a, "count"_a, "batches"_a, Released());
+    m.def(
+        "scatter_run",
+        [](Address plan, Count n, Count start, Count count, const Addresses& batches, Count threads) {
+            return replaybank::scatter_run(leaves_at(plan), size_of(batches), n, start, count, batches.data(),
+                                           threads);
+        },
+        "plan"_a, "n"_a, "start"_a, "count"_a, "batches"_a, "threads"_a, Released());
+}
+
+// --- memory.hpp -----------------------------------------------------------------------------------------
+
+void bind_memory(nb::module_& m) {
+    m.def("ask_large_pages", &replaybank::ask_large_pages, "address"_a, "bytes"_a);
+}
+
+// --- tfrecord.hpp ---------------------------------------------------------------------------------------
+
+namespace tfr = replaybank::tfrecord;
 
 // Releasing the GIL costs more than walking a small payload, and far more when another thread takes it.
 constexpr std::size_t kReleaseAbove = std::size_t{1} << 18;
@@ -29,11 +86,6 @@ struct Payload {
     const tfr::Byte* data;
     std::size_t size;
 };
-
-template <class T>
-T* at(std::uintptr_t address) {
-    return reinterpret_cast<T*>(address);  // NOLINT: addresses come from arrays that Python checked
-}
 
 void bind_tfrecord(nb::module_& m) {
     m.def("scan_records", [](const nb::bytes& block, std::size_t start, std::uintptr_t rows, std::size_t capacity) {
@@ -68,9 +120,81 @@ void bind_tfrecord(nb::module_& m) {
     });
 }
 
+// --- trajectory_index.hpp -------------------------------------------------------------------------------
+
+namespace tr = replaybank::trajectories;
+
+// The index as Python holds it: two sets of `n_words` words, and a shape.
+tr::Index index_of(Address last_words, Address last_counts, Address eligible_words, Address eligible_counts,
+                   tr::i64 n_words, tr::i64 padded, tr::i64 columns, tr::i64 length, tr::i64 min_length) {
+    return {tr::RankedBits(at<tr::u64>(last_words), at<tr::u32>(last_counts), n_words),
+            tr::RankedBits(at<tr::u64>(eligible_words), at<tr::u32>(eligible_counts), n_words),
+            padded, columns, length, min_length};
+}
+
+void bind_trajectory_index(nb::module_& m) {
+    using tr::i64;
+    const auto nogil = nb::call_guard<nb::gil_scoped_release>();
+    m.def("ranked_counts_size", &tr::RankedBits::counts_size);
+    m.def("ranked_count", [](Address words, Address counts, i64 n_words) {
+        return tr::RankedBits(at<tr::u64>(words), at<tr::u32>(counts), n_words).count();
+    });
+    m.def("ranked_assign", [](Address words, Address counts, i64 n_words, i64 bit, bool value) {
+        tr::RankedBits(at<tr::u64>(words), at<tr::u32>(counts), n_words).assign(bit, value);
+    });
+    m.def("ranked_select", [](Address words, Address counts, i64 n_words, i64 rank) {
+        return tr::RankedBits(at<tr::u64>(words), at<tr::u32>(counts), n_words).select(rank);
+    });
+    m.def("ranked_at_or_before", [](Address words, Address counts, i64 n_words, i64 bit) {
+        return tr::RankedBits(at<tr::u64>(words), at<tr::u32>(counts), n_words).at_or_before(bit);
+    });
+    m.def("ranked_at_or_after", [](Address words, Address counts, i64 n_words, i64 bit) {
+        return tr::RankedBits(at<tr::u64>(words), at<tr::u32>(counts), n_words).at_or_after(bit);
+    });
+    m.def("trajectory_apply", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                                 i64 length, i64 min_length, i64 rows, i64 start, i64 count, Address flags,
+                                 Address before, Address cut) {
+        auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
+        tr::apply(index, rows, start, count, at<tr::u8>(flags), at<tr::u8>(before), at<tr::u8>(cut));
+    }, nogil);
+    m.def("trajectory_evaluate", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded,
+                                    i64 columns, i64 length, i64 min_length) {
+        auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
+        tr::evaluate_all(index);
+    }, nogil);
+    m.def("trajectory_lengths", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded,
+                                   i64 columns, i64 length, i64 min_length, Address out) {
+        tr::length_range(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(out));
+    }, nogil);
+    m.def("trajectory_nth", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                               i64 length, i64 min_length, Address ranks, i64 n, Address out_columns, Address first,
+                               Address steps) {
+        return tr::nth(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(ranks), n,
+                       at<i64>(out_columns), at<i64>(first), at<i64>(steps));
+    }, nogil);
+    m.def("trajectory_draw", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                                i64 length, i64 min_length, Address randoms, i64 n, i64 slice_len, i64 left, i64 right,
+                                Address out_columns, Address first, Address steps) {
+        return tr::draw(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(randoms), n,
+                        slice_len, left, right, at<i64>(out_columns), at<i64>(first), at<i64>(steps));
+    }, nogil);
+    m.def("trajectory_cut_windows", [](Address randoms, i64 n, i64 slice_len, i64 left, i64 right, i64 length,
+                                       Address first, Address steps) {
+        return tr::cut_windows(at<i64>(randoms), 1, n, slice_len, left, right, length, at<i64>(first), at<i64>(steps));
+    }, nogil);
+    m.def("trajectory_expand", [](Address columns, Address first, Address steps, i64 n, i64 length, Address time,
+                                  Address column, Address ends) {
+        tr::expand(at<i64>(columns), at<i64>(first), at<i64>(steps), n, length, at<i64>(time), at<i64>(column),
+                   at<tr::u8>(ends));
+    }, nogil);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
+    bind_gather(m);
+    bind_memory(m);
     bind_tfrecord(m);
+    bind_trajectory_index(m);
 }

@@ -3,6 +3,7 @@
 ::
 
     ReplaybankError
+    ├── MissingKeyError (KeyError)        a storage has none of the keys asked for
     └── DataFormatError (ValueError)      a file is not what its format says
         ├── CorruptRecordError            a record's length, bytes or checksum are wrong
         ├── UnsupportedFeatureError       a feature encoding that this version cannot read
@@ -47,3 +48,13 @@ class UnsupportedFeatureError(DataFormatError):
 
 class IncompleteDatasetError(DataFormatError):
     """A converted dataset whose conversion has not been finished."""
+
+
+class MissingKeyError(ReplaybankError, KeyError):
+    """None of the keys asked for is in the storage.
+
+    Unlike that of a plain ``KeyError``, the message is printed as it is written.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""

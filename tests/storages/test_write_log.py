@@ -2,47 +2,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.write_log import SlotLog
 from replaybank.storages.write_log import RING, WriteLog
-
-
-@dataclass
-class Model:
-    """Every slot's write stamp and the stamp it continues: the log's meaning, slot by slot."""
-
-    rows: int
-    stamp: list[int | None] = field(init=False)
-    continues: list[int | None] = field(init=False)
-    clock: int = 0
-    cursor: int = 0
-    before_cursor: int | None = None
-
-    def __post_init__(self) -> None:
-        self.stamp = [None] * self.rows
-        self.continues = [None] * self.rows
-
-    def append(self, start: int, count: int, set_cursor: bool) -> None:
-        previous = self.before_cursor if set_cursor and start == self.cursor else None
-        if previous is not None and self.stamp[start - 1] != previous:
-            previous = None
-        for k in range(count):
-            slot = (start + k) % self.rows
-            self.clock += 1
-            self.stamp[slot], self.continues[slot] = self.clock, previous
-            previous = self.clock
-        if set_cursor:
-            self.cursor = (start + count) % self.rows
-            self.before_cursor = self.clock
-
-    def cut(self, slot: int) -> bool:
-        before = self.stamp[slot - 1]
-        return before is None or self.continues[slot] != before
 
 
 def slots(runs: list[tuple[int, int]], rows: int) -> set[int]:
@@ -66,7 +33,7 @@ operations = st.lists(
 def test_changes_and_cuts_agree_with_a_log_kept_slot_by_slot(
     rows: int, history: list[tuple[str, int]], random: object
 ) -> None:
-    log, model = WriteLog(rows), Model(rows)
+    log, model = WriteLog(rows), SlotLog(rows)
     mark, written = log.mark(), set[int]()
     choose = random.randrange  # type: ignore[attr-defined]
     for kind, size in history:

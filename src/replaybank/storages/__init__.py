@@ -1,1 +1,17 @@
 """Storages: the data, and the log of what was written."""
+
+from replaybank.storages.base import Batch, Storage
+from replaybank.storages.list import ListStorage
+from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
+from replaybank.storages.write_log import LogChanges, LogMark, WriteLog
+
+__all__ = [
+    "Batch",
+    "LazyTensorStorage",
+    "ListStorage",
+    "LogChanges",
+    "LogMark",
+    "Storage",
+    "TensorStorage",
+    "WriteLog",
+]

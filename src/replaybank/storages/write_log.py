@@ -114,6 +114,10 @@ class WriteLog:
         """Number of valid rows: slots ``[0, length)``."""
         return int(self._ints[_LENGTH])
 
+    def is_cut(self, row: int) -> bool:
+        """Whether a row does not continue the one before it: ``bool(cut[row])``, without torch's overhead."""
+        return bool(self._cut[row])
+
     def append(self, start: int, count: int, *, set_cursor: bool = True) -> None:
         """Note that ``count`` rows from ``start`` (modulo ``rows``) hold new items, in time order. O(count).
 

@@ -1,0 +1,138 @@
+"""What every sampler is: a rule that says which stored items make up a batch."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from replaybank.checkpoint import Stateful
+from replaybank.trajectories.signals import Key, StepSource
+
+Index: TypeAlias = "Tensor | tuple[Tensor, ...]"
+"""Where items are: int64 ``[B]``, or a tuple of them, one a dimension of the storage."""
+
+InfoKey: TypeAlias = "str | tuple[str, ...]"
+"""Key of an extra in a sample; a tuple is nested."""
+
+
+class SampledStorage(StepSource, Protocol):
+    """What samplers need of a storage."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dimensions, time included."""
+        ...
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the valid part: rows written, then the columns."""
+        ...
+
+    @property
+    def device(self) -> Any:
+        """Where samples come to lie; None if that depends on the item."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def leaf_keys(self) -> list[Key]:
+        """Paths of all leaves."""
+        ...
+
+
+class Sampler(Stateful):
+    """Says which stored items make up a batch; it never holds the data.
+
+    A subclass has :meth:`sample`, and what of the rest it needs.
+
+    Not thread-safe: the buffer's lock guards it.
+
+    Attributes:
+        generator: where every random draw comes from; ``None``: torch's global generator. The buffer hands
+            it down; it is not part of the state.
+    """
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator | None = None
+
+    @abstractmethod
+    def sample(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:
+        """Choose the items of a batch.
+
+        Args:
+            storage: what is sampled from; at least one item.
+            batch_size: number of items, B.
+
+        Returns:
+            Their index, int64 ``[B]`` or a tuple of them (one a dimension of the storage), and extras for
+            the sample by key.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+
+    def add(self, index: Any) -> None:
+        """Hear that the writer wrote one item."""
+
+    def extend(self, index: Any) -> None:
+        """Hear that the writer wrote items."""
+
+    def update_priority(self, index: Any, priority: Any, *, storage: SampledStorage | None = None) -> None:
+        """Set priorities; here: warn that there are none, and change nothing."""
+        warnings.warn(
+            f"{type(self).__name__} has no priorities, so update_priority changes nothing. Use a "
+            "PrioritizedSampler to sample by priority.",
+            stacklevel=2,
+        )
+
+    def mark_update(self, index: Any, *, storage: SampledStorage | None = None) -> None:
+        """Hear that items changed."""
+
+    @property
+    def default_priority(self) -> float:
+        """What new items count."""
+        return 1.0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last call ended a pass; never, unless the sampler is exhaustible."""
+        return False
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        """The buffer's iterator resets it; nothing to reset here."""
+
+    def empty(self) -> None:
+        """Forget everything: the buffer was emptied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The full state: tensors and plain values. Here: none."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; ``state_dict`` itself is not changed."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def refuse_empty(storage: SampledStorage) -> int:
+    """Number of items.
+
+    Raises:
+        RuntimeError: there are none.
+    """
+    n = len(storage)
+    if n == 0:
+        raise RuntimeError("Cannot sample from an empty storage.")
+    return n
+
+
+def unravel_columns(column: Tensor, columns: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Flat column numbers as one index a dimension behind time."""
+    return (column,) if len(columns) == 1 else torch.unravel_index(column, columns)

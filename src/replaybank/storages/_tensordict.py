@@ -1,0 +1,56 @@
+"""The one place that touches tensordict's privates, with the public way as the fallback.
+
+The checked constructor of a nested TensorDict costs 6 microseconds, the unchecked one 1.5; a batch that was
+just gathered has nothing to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
+
+__all__ = ["build", "build_class", "entries", "is_tensor_collection", "is_tensorclass", "with_entry"]
+
+
+def _checked(
+    source: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None, **_: Any
+) -> TensorDict:
+    return TensorDict(source, batch_size=batch_size, device=device)
+
+
+_make: Callable[..., TensorDict] = getattr(TensorDict, "_new_unsafe", _checked)
+try:
+    _make({}, batch_size=torch.Size([1]), device=None, nested=False)
+except TypeError:  # another signature
+    _make = _checked
+
+
+def build(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
+    """A TensorDict of values that are known to fit: tensors on ``device``, nested ones built already."""
+    return _make(source, batch_size=batch_size, device=device, nested=False)
+
+
+def entries(data: TensorDictBase) -> Mapping[str, Any]:
+    """The first-level entries of a TensorDict or tensorclass by name; not to be changed."""
+    if type(data) is TensorDict:
+        inner = getattr(data, "_tensordict", None)
+        if isinstance(inner, dict):
+            return inner
+    return {str(key): value for key, value in data.items()}
+
+
+def build_class(cls: type, source: TensorDict) -> Any:
+    """The tensorclass ``cls`` over a TensorDict."""
+    return cast(Any, cls).from_tensordict(source)
+
+
+def with_entry(data: TensorDictBase, name: str, value: torch.Tensor) -> TensorDictBase:
+    """``data`` with one more entry, the original untouched; the tensors are shared. O(entries)."""
+    if type(data) is TensorDict:
+        source = dict(entries(data))
+        source[name] = value
+        return build(source, data.batch_size, data.device)
+    return data.copy().set(name, value)

@@ -1,0 +1,294 @@
+"""What every storage does: items in, items out, and a log of what was written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from replaybank.storages.indexing import Run, as_index, columns_count, resolve
+from replaybank.storages.layout import Key
+from replaybank.storages.write_log import WriteLog
+
+
+class Batch(NamedTuple):
+    """Data that a storage has checked and will take: nothing has been written yet.
+
+    Args:
+        rows: how many, along time.
+        content: the storage's own form of the data.
+        single: one time row without a time dimension.
+    """
+
+    rows: int
+    content: Any
+    single: bool = False
+
+
+class Storage(ABC):
+    """Items under numbers, and the log of what was written.
+
+    Rows along time, ``columns`` further batch dimensions. ``log`` is the one home of the write cursor, so
+    two buffers on one storage agree. What :meth:`get` returns never shares memory with the storage,
+    except where a class says so; :meth:`read_leaf` may give a view.
+
+    Not thread-safe: the buffer's lock guards it.
+
+    Args:
+        rows: capacity along time.
+        ndim: number of batch dimensions, at least 1.
+        device: where the items are; None where items are kept as they come.
+    """
+
+    def __init__(self, rows: int, ndim: int, device: torch.device | None) -> None:
+        self.ndim = ndim
+        self.device = device
+        self.columns: tuple[int, ...] = ()
+        self.log = WriteLog(rows)
+
+    # --- what a storage says of itself -----------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Capacity along time."""
+        return self.log.rows
+
+    @property
+    def max_size(self) -> int:
+        """Capacity in items, over all dimensions."""
+        return self.rows * columns_count((1, *self.columns))
+
+    @property
+    @abstractmethod
+    def initialized(self) -> bool:
+        """Whether it is known what items look like."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of items along each dimension, the valid ones only: ``[length, *columns]``."""
+        return torch.Size((self.log.length, *self.columns))
+
+    def __len__(self) -> int:
+        return self.log.length * columns_count((1, *self.columns)) if self.columns else self.log.length
+
+    def leaf_keys(self) -> list[Key]:
+        """Keys of the tensors an item consists of; ``()`` is an item that is itself a tensor."""
+        return []
+
+    def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
+        """One leaf of some rows, perhaps as a view. O(rows).
+
+        Args:
+            key: which; one of :meth:`leaf_keys`.
+            rows: time rows, int64 ``[k]`` or a slice, all of them written.
+
+        Returns:
+            ``[k, *columns, *shape]``.
+
+        Raises:
+            KeyError: there is no such leaf; the keys there are are named.
+        """
+        raise KeyError(f"{key!r}: a {type(self).__name__} has no leaves; {self.leaf_keys()} are there.")
+
+    def contains(self, item: Any) -> Any:
+        """Whether items are there.
+
+        Args:
+            item: an int gives a bool, integers give bools of their shape; numbers on the first dimension.
+        """
+        if isinstance(item, int):
+            return -self.log.length <= item < self.log.length
+        index = as_index(item)
+        return (index >= -self.log.length) & (index < self.log.length)
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self, data: Any, *, single: bool = False) -> Batch:
+        """Check data to be written, before a writer decides where it goes. Writes nothing. O(B).
+
+        Args:
+            data: items ``[B, *columns, ...]``, or one time row ``[*columns, ...]``.
+            single: it is one time row.
+
+        Raises:
+            ValueError: shapes or keys do not fit; both are named.
+            TypeError: dtypes do not fit.
+        """
+
+    @abstractmethod
+    def _store_run(self, start: int, batch: Batch, skip: int) -> None:
+        """Store rows ``skip, skip + 1, ...`` of a batch at rows ``start, ...`` modulo ``rows``."""
+
+    @abstractmethod
+    def _store_items(self, items: Run | Tensor, data: Any) -> None:
+        """Replace items that are there. Checks the data and the numbers before anything is written."""
+
+    def write(self, start: int, batch: Batch) -> None:
+        """Store a batch from row ``start`` on and note it in the log. O(B * bytes of an item).
+
+        Of a batch with more rows than the storage the last ``rows`` stay, where they would have come to lie
+        had the rows been written one by one.
+
+        Args:
+            start: first row, at most the number of rows that are there.
+            batch: from :meth:`prepare`.
+
+        Raises:
+            IndexError: rows before ``start`` were never written.
+        """
+        count, log = batch.rows, self.log
+        if count == 0:
+            return
+        rows = self.rows
+        if not 0 <= start <= log.length or start == rows:
+            raise IndexError(
+                f"Cannot write at row {start}: {log.length} of {rows} rows have been written, and those "
+                "between would be garbage."
+            )
+        skip = max(count - rows, 0)
+        self._store_run((start + skip) % rows if skip else start, batch, skip)
+        while count > rows:  # rows that were overwritten at once: they count, and cut what went before
+            log.append(start, min(rows, count - rows))
+            start = (start + min(rows, count - rows)) % rows
+            count -= min(rows, count - rows)
+        log.append(start, count)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Store items at given places. O(B * bytes of an item).
+
+        Args:
+            cursor: a row (``data`` is one time row, without a time dimension), or rows: a range, list, slice
+                or int64 tensor ``[B]``; with ``set_cursor=False`` any index of items that are there.
+            data: what to store.
+            set_cursor: these rows are new ones, written in this order: the cursor goes behind them and rows
+                next to the last written ones become valid. False: content is replaced, places are kept.
+
+        Raises:
+            IndexError: a row is out of range, or would leave rows before it that were never written.
+            ValueError: the data does not fit; nothing has been written.
+        """
+        if not set_cursor:
+            self[cursor] = data
+            return
+        if isinstance(cursor, int) or (isinstance(cursor, Tensor) and cursor.ndim == 0):
+            self.write(int(cursor), self.prepare(data, single=True))
+            return
+        batch = self.prepare(data)
+        rows = as_index(range(*cursor.indices(self.rows)) if isinstance(cursor, slice) else cursor).reshape(
+            -1
+        )
+        if rows.dtype == torch.bool:
+            raise TypeError("New rows are given by their numbers, not by a mask.")
+        if rows.numel() != batch.rows:
+            raise ValueError(f"{rows.numel()} rows were given for {batch.rows} rows of data.")
+        if not batch.rows:
+            return
+        runs = _runs(rows.cpu(), self.rows)
+        reach = self.log.length
+        for start, count in runs:
+            if not 0 <= start <= reach or start == self.rows:
+                raise IndexError(
+                    f"Cannot write at row {start}: {reach} of {self.rows} rows will have been written."
+                )
+            reach = self.rows if start + count >= self.rows else max(reach, start + count)
+        done = 0
+        for start, count in runs:
+            self.write(start, self._part(batch, done, count))
+            done += count
+
+    def _part(self, batch: Batch, first: int, count: int) -> Batch:
+        """Some rows of a batch."""
+        if first == 0 and count == batch.rows:
+            return batch
+        raise NotImplementedError
+
+    def __setitem__(self, index: Any, data: Any) -> None:
+        """Replace items that are there; they keep their places. O(B * bytes of an item)."""
+        target = self._resolve(index)
+        self._store_items(target, data)
+        width = columns_count((1, *self.columns))
+        if isinstance(target, Run):
+            first = target.start // width
+            touched = torch.arange(first, -(-(target.start + target.size) // width))
+        else:
+            touched = target.cpu().reshape(-1)
+            touched = torch.where(touched < 0, touched + len(self), touched) // width
+        self.log.touch(touched)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _read_run(self, run: Run) -> Any:
+        """Items that are there."""
+
+    @abstractmethod
+    def _read_items(self, items: Tensor) -> Any:
+        """Items by number, negative ones from the end; checks them."""
+
+    def _resolve(self, index: Any) -> Run | Tensor:
+        if not self.initialized:
+            raise IndexError("Nothing has been written to this storage yet.")
+        return resolve(index, self.shape)
+
+    def get(self, index: Any) -> Any:
+        """Items. O(B * bytes of an item).
+
+        Args:
+            index: int, slice, range, list, NumPy or torch integers, a bool mask over ``shape``, or, for more
+                dimensions, a tuple of these; on the first dimension alone it takes all columns.
+
+        Raises:
+            IndexError: out of range, or never written.
+        """
+        if self.ndim == 1 and type(index) is Tensor and index.dtype is torch.int64 and self.initialized:
+            return self._read_items(index)
+        target = self._resolve(index)
+        return self._read_run(target) if isinstance(target, Run) else self._read_items(target)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get(index)
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def empty(self) -> None:
+        """Forget all items; capacity and structure stay. O(1)."""
+        self.log.clear()
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The state as tensors and plain values, all copies. O(N)."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; ``state_dict`` stays the caller's. O(N).
+
+        Raises:
+            ValueError: the state does not fit; nothing has been changed.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
+
+
+def resize_log(log: WriteLog, rows: int) -> None:
+    """Give a log that has not wrapped another number of rows; its followers stay right. O(rows)."""
+    cut = torch.zeros(rows, dtype=torch.bool)
+    kept = min(log.rows, rows)
+    cut[:kept] = log.cut[:kept]
+    log.__setstate__({"rows": rows, "state": log.state, "cut": cut})
+
+
+def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:
+    """Consecutive rows, modulo ``size``, as runs of at most ``size``."""
+    numbers = rows.tolist()
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and (runs[-1][0] + runs[-1][1]) % size == number and runs[-1][1] < size:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return [(start, count) for start, count in runs]

@@ -1,0 +1,208 @@
+"""Every form of index a storage takes, brought to two: a run of items, or numbers of items."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Run(NamedTuple):
+    """Items ``start, start + 1, ...``, to be shaped ``lead``.
+
+    Args:
+        start: number of the first item.
+        size: number of items.
+        lead: shape of the batch, ``()`` for one item.
+    """
+
+    start: int
+    size: int
+    lead: tuple[int, ...]
+
+
+def resolve(index: Any, shape: torch.Size) -> Run | Tensor:
+    """An index as a run or as int64 item numbers of the batch's shape. O(size of the index).
+
+    Items are numbered in C order over ``shape``; indices on the first dimension alone take all columns.
+    Integers and slices behave as in ``torch``; a mask covers the leading dimensions of ``shape``.
+
+    Args:
+        index: int, slice, range, list, NumPy or torch integers, bool mask, tuple of these (one a dimension).
+        shape: number of items along each dimension, ``[length, *columns]``.
+
+    Raises:
+        IndexError: out of range, or a mask of another shape.
+        TypeError: no index.
+    """
+    if isinstance(index, tuple):
+        return _resolve_tuple(index, shape)
+    if isinstance(index, slice) or index is Ellipsis:
+        start, stop, step = (index if isinstance(index, slice) else slice(None)).indices(shape[0])
+        if step == 1:
+            return _run(start, max(stop - start, 0), shape, scalar=False)
+        return _all_columns(torch.arange(start, stop, step) if (stop - start) * step > 0 else _none(), shape)
+    number = _as_int(index)
+    if number is not None:
+        return _run(_wrap(number, shape[0]), 1, shape, scalar=True)
+    tensor = as_index(index)
+    if tensor.dtype == torch.bool:
+        return _resolve_tuple(_mask(tensor, shape), shape)
+    if len(shape) == 1:
+        return tensor  # checked where it is used: a native kernel reads every number anyway
+    return _all_columns(_checked(tensor, shape[0]), shape)
+
+
+def as_index(index: Any) -> Tensor:
+    """Integers or bools of any kind as a tensor, int64 or bool.
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(index, Tensor):
+        tensor = index
+    elif isinstance(index, range):
+        tensor = torch.arange(index.start, index.stop, index.step) if len(index) else _none()
+    elif isinstance(index, np.ndarray | np.generic | list):
+        array = np.asarray(index)
+        if array.size == 0 and not isinstance(index, np.ndarray):
+            array = array.astype(np.int64)
+        if array.dtype.kind not in "biu":
+            raise TypeError(f"An index holds whole numbers or bools, got {_describe(index)}.")
+        tensor = torch.from_numpy(array.astype(np.int64 if array.dtype.kind != "b" else np.bool_))
+    else:
+        raise TypeError(
+            "An index is an int, a slice, a range, a list, an array or tensor of whole numbers, a bool mask "
+            f"or a tuple of these, got {_describe(index)}."
+        )
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        raise TypeError(f"An index holds whole numbers or bools, got {_describe(index)}.")
+    return tensor if tensor.dtype in (torch.int64, torch.bool) else tensor.to(torch.int64)
+
+
+def _describe(index: Any) -> str:
+    dtype = getattr(index, "dtype", None)
+    return f"{index!r:.60} of type {type(index).__name__}" if dtype is None else f"dtype {dtype}"
+
+
+def _none() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+def _as_int(index: Any) -> int | None:
+    if isinstance(index, bool | np.bool_ | Tensor | np.ndarray):
+        return None
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
+
+
+def _wrap(number: int, size: int) -> int:
+    if not -size <= number < size:
+        raise IndexError(f"Index {number} is out of range: {size} row(s) have been written.")
+    return number + size if number < 0 else number
+
+
+def _run(start: int, count: int, shape: torch.Size, *, scalar: bool) -> Run:
+    columns = tuple(shape[1:])
+    width = columns_count(shape)
+    return Run(start * width, count * width, columns if scalar else (count, *columns))
+
+
+def columns_count(shape: torch.Size | Sequence[int]) -> int:
+    """Items a row of time."""
+    width = 1
+    for size in shape[1:]:
+        width *= size
+    return width
+
+
+def _checked(tensor: Tensor, size: int) -> Tensor:
+    bad = (tensor >= size) | (tensor < -size)
+    if bad.any():
+        raise IndexError(f"Index {int(tensor[bad][0])} is out of range: the size of the dimension is {size}.")
+    return torch.where(tensor < 0, tensor + size, tensor)
+
+
+def _all_columns(rows: Tensor, shape: torch.Size) -> Tensor:
+    if len(shape) == 1:
+        return rows
+    width = columns_count(shape)
+    items = rows.reshape(-1, 1) * width + torch.arange(width, device=rows.device)
+    return items.view(*rows.shape, *shape[1:])
+
+
+def _mask(mask: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
+    if mask.ndim == 0 or mask.shape != shape[: mask.ndim]:
+        raise IndexError(f"A mask of shape {list(mask.shape)} does not fit items of shape {list(shape)}.")
+    return tuple(mask.nonzero(as_tuple=True))
+
+
+def _resolve_tuple(index: tuple[Any, ...], shape: torch.Size) -> Run | Tensor:
+    if len(index) == 1 and len(shape) == 1 and isinstance(index[0], Tensor) and index[0].dtype == torch.int64:
+        return index[0]
+    parts = _expand(index, shape)
+    picked: list[Tensor] = []
+    basic = [isinstance(part, slice) for part in parts]
+    for part, size in zip(parts, shape, strict=True):
+        if isinstance(part, slice):
+            picked.append(torch.arange(*part.indices(size)) if len(range(*part.indices(size))) else _none())
+            continue
+        number = _as_int(part)
+        tensor = torch.tensor(_wrap(number, size)) if number is not None else _checked(as_index(part), size)
+        picked.append(tensor)
+    tensors = [part for part, is_basic in zip(picked, basic, strict=True) if not is_basic]
+    if sum(part.ndim > 0 for part in tensors) > 1 and any(basic):
+        raise IndexError(
+            "Slices go with at most one index tensor: give a tensor for every dimension instead."
+        )
+    if not any(basic):
+        try:
+            picked = list(torch.broadcast_tensors(*picked))
+        except RuntimeError:
+            shapes = ", ".join(str(list(part.shape)) for part in picked)
+            raise IndexError(f"Index tensors of shapes {shapes} do not fit together.") from None
+    else:  # an outer sum: each part has axes of its own
+        after = 0
+        spread = []
+        for part in reversed(picked):
+            spread.append(part.reshape(*part.shape, *([1] * after)))
+            after += part.ndim
+        picked = list(reversed(spread))
+    items = torch.zeros((), dtype=torch.int64)
+    for part, size in zip(picked, shape, strict=True):
+        items = items * size + part
+    return items
+
+
+def _expand(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
+    """One part a dimension: masks become numbers, an ellipsis and what is missing become slices."""
+    parts: list[Any] = []
+    used = 0
+    for part in index:
+        if part is None:
+            raise IndexError("A storage's dimensions are fixed: None cannot add one.")
+        tensor = part if isinstance(part, Tensor | np.ndarray | list) else None
+        if tensor is not None and as_index(tensor).dtype == torch.bool:
+            mask = as_index(tensor)
+            parts.extend(_mask(mask, torch.Size(shape[used : used + mask.ndim])))
+            used += mask.ndim
+        else:
+            parts.append(part)
+            used += part is not Ellipsis
+    if used > len(shape):
+        raise IndexError(f"{used} indices for items of shape {list(shape)}: give at most {len(shape)}.")
+    rest = [slice(None)] * (len(shape) - used)
+    for at, part in enumerate(parts):
+        if part is Ellipsis:
+            parts[at : at + 1] = rest
+            rest = []
+            break
+    if any(part is Ellipsis for part in parts):
+        raise IndexError("An index has at most one ellipsis.")
+    return parts + rest

@@ -1,0 +1,157 @@
+"""Any Python objects in a list."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+from torch import Tensor
+
+from replaybank.storages.base import Batch, Storage, resize_log
+from replaybank.storages.capacity import check_memory
+from replaybank.storages.indexing import Run
+from replaybank.storages.table import out_of_range
+
+UNBOUNDED = sys.maxsize
+"""Capacity of a list without ``max_size``."""
+
+_FIRST_ROWS = 1024  # of the log of an unbounded list; doubled as the list grows
+
+
+class ListStorage(Storage):
+    """Any Python objects, kept as they are: ``get`` gives back the object that was written, not a copy.
+
+    A list written with ``extend`` is a list of items; a tensor, an array or a TensorDict is taken apart along
+    its first dimension. ``get`` of several items gives a list.
+
+    Not thread-safe: the buffer's lock guards it.
+
+    Args:
+        max_size: capacity; without it the list grows as needed.
+        device: tensors and TensorDicts are moved there when they are written; None leaves all as it is.
+
+    Example:
+        >>> storage = ListStorage(10)
+        >>> storage.set(range(2), ["a", {"b": 1}])
+        >>> storage[1], storage[[0, -1]]
+        ({'b': 1}, ['a', {'b': 1}])
+    """
+
+    def __init__(self, max_size: int | None = None, *, device: torch.device | str | None = None) -> None:
+        if max_size is not None and max_size < 1:
+            raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
+        bounded = max_size is not None and max_size < UNBOUNDED
+        self._bound = max_size if bounded else None
+        rows = self._bound or _FIRST_ROWS
+        check_memory(rows, f"The log of a storage of {rows} items")
+        super().__init__(rows, 1, None if device is None else torch.device(device))
+        self._items: list[Any] = []
+
+    @property
+    def rows(self) -> int:
+        """Capacity."""
+        return self._bound or UNBOUNDED
+
+    @property
+    def initialized(self) -> bool:
+        """Always: a list takes anything."""
+        return True
+
+    def prepare(self, data: Any, *, single: bool = False) -> Batch:
+        """Take data apart into items. O(B)."""
+        items = [data] if single else _items_of(data)
+        if self.device is not None:
+            items = [_moved(item, self.device) for item in items]
+        return Batch(len(items), items, single)
+
+    def _part(self, batch: Batch, first: int, count: int) -> Batch:
+        return Batch(count, batch.content[first : first + count])
+
+    def _store_run(self, start: int, batch: Batch, skip: int) -> None:
+        items = batch.content[skip:] if skip else batch.content
+        if self._bound is None and start + len(items) >= self.log.rows:
+            # Grown before it is full, so that the log never wraps.
+            resize_log(self.log, 2 * (start + len(items)))
+        rows = self.rows
+        room = min(len(items), rows - start)
+        self._items[start : start + room] = items[:room]
+        if room < len(items):
+            self._items[: len(items) - room] = items[room:]
+
+    def _store_items(self, items: Run | Tensor, data: Any) -> None:
+        if isinstance(items, Run) and not items.lead:
+            self._items[items.start] = self.prepare(data, single=True).content[0]
+            return
+        numbers = self._numbers(items)
+        values = self.prepare(data).content
+        if len(values) != len(numbers):
+            raise ValueError(f"{len(values)} items for {len(numbers)} places. Nothing has been written.")
+        for number, value in zip(numbers, values, strict=True):
+            self._items[number] = value
+
+    def _numbers(self, items: Run | Tensor) -> Sequence[int]:
+        if isinstance(items, Run):
+            return range(items.start, items.start + items.size)
+        length = len(self)
+        numbers = items.reshape(-1).tolist()
+        for number in numbers:
+            if not -length <= number < length:
+                raise out_of_range(number, length)
+        return numbers
+
+    def _read_run(self, run: Run) -> Any:
+        return self._items[run.start : run.start + run.size] if run.lead else self._items[run.start]
+
+    def _read_items(self, items: Tensor) -> Any:
+        numbers = self._numbers(items)
+        if items.ndim == 0:
+            return self._items[numbers[0]]
+        return [self._items[number] for number in numbers]
+
+    def empty(self) -> None:
+        """Forget all items."""
+        self.log.clear()
+        self._items.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state. The items are in it as deep copies, whatever they are. O(N)."""
+        return {"log": self.log.state_dict(), "items": copy.deepcopy(self._items)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; ``state_dict`` stays the caller's. O(N).
+
+        Raises:
+            ValueError: the state is of another capacity; nothing has been changed.
+        """
+        rows = state_dict["log"]["cut"].numel()
+        if self._bound is None:
+            resize_log(self.log, rows)
+        self.log.load_state_dict(state_dict["log"])
+        self._items = copy.deepcopy(state_dict["items"])
+
+
+def _items_of(data: Any) -> list[Any]:
+    if isinstance(data, list):
+        return data
+    if is_tensor_collection(data) or isinstance(data, Tensor):
+        return list(data.unbind(0))
+    if (
+        hasattr(data, "__len__")
+        and hasattr(data, "__getitem__")
+        and not isinstance(data, str | bytes | Mapping)
+    ):
+        return list(data)
+    raise TypeError(
+        f"A {type(data).__name__} is no sequence of items: give a list of them, or one item to `add`."
+    )
+
+
+def _moved(item: Any, device: torch.device) -> Any:
+    move: Callable[..., Any] | None = getattr(item, "to", None)
+    if move is not None and (isinstance(item, Tensor) or is_tensor_collection(item)):
+        return move(device)
+    return item

@@ -1,0 +1,397 @@
+"""Items as tensors: given ones, or allocated at the first write."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from replaybank.storages.arena import Arena, MemoryArena, SharedArena
+from replaybank.storages.base import Batch, Storage, resize_log
+from replaybank.storages.capacity import check_memory
+from replaybank.storages.indexing import Run, columns_count
+from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.structure import Differs, Structure, show
+from replaybank.storages.table import LeafTable
+
+
+class TensorStorage(Storage):
+    """A given tensor, TensorDict, tensorclass or tree of tensors: full from the start.
+
+    The tensors stay where and as they are; writes go into them. :meth:`get` always copies, ints and slices
+    included; :meth:`view` gives the tensors themselves.
+
+    Not thread-safe: the buffer's lock guards it.
+
+    Args:
+        storage: the data, ``[rows, *columns, ...]``.
+        max_size: number of items over all dimensions, if it is to be checked.
+        device: where the items are to be; data elsewhere is copied there. ``"auto"``: where they are.
+        ndim: number of batch dimensions.
+
+    Raises:
+        ValueError: the data has other sizes, or nothing in it.
+
+    Example:
+        >>> storage = TensorStorage({"x": torch.arange(4), "y": torch.ones(4, 2)})
+        >>> len(storage), storage.get([3, -4])["x"]
+        (4, tensor([3, 0]))
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | None = "cpu",
+        ndim: int = 1,
+    ) -> None:
+        _check_ndim(ndim)
+        if storage is None:
+            raise ValueError(
+                "TensorStorage needs data; LazyTensorStorage(max_size) makes it at the first write."
+            )
+        structure, leaves = Structure.of(storage, ndim)
+        dims = _common_lead(structure, leaves, ndim)
+        if 0 in dims:
+            raise ValueError(f"The data holds no items: its batch dimensions are {list(dims)}.")
+        if max_size is not None and max_size != torch.Size(dims).numel():
+            raise ValueError(
+                f"max_size={max_size}, but the data holds {torch.Size(dims).numel()} items {list(dims)}. "
+                "Leave max_size out, or use LazyTensorStorage."
+            )
+        where = leaves[0].device if device in ("auto", None) else torch.device(str(device))
+        super().__init__(dims[0], ndim, where)
+        self.columns = dims[1:]
+        leaves = [leaf.detach().to(where) for leaf in leaves]
+        specs = _specs(structure.keys, leaves, ndim)
+        layout = RowLayout(specs, [None] * len(specs), 0)
+        self._structure: Structure | None = structure
+        self._table: LeafTable | None = LeafTable(layout, dims, leaves, where, given=True)
+        self.log.fill()
+        # The next write replaces the oldest row.
+
+    @property
+    def initialized(self) -> bool:
+        """Whether it is known what items look like."""
+        return self._table is not None
+
+    def leaf_keys(self) -> list[Key]:
+        """Keys of the tensors an item consists of; ``()`` is an item that is itself a tensor."""
+        return [] if self._structure is None else list(self._structure.keys)
+
+    def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
+        """One leaf of some rows: a view for slices, else a copy. O(rows)."""
+        keys = self.leaf_keys()
+        if self._table is None or key not in keys:
+            raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
+        view = self._table.views[keys.index(key)][: self.log.length]
+        return view[rows] if isinstance(rows, slice) else view.index_select(0, rows.to(view.device))
+
+    def view(self) -> Any:
+        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
+        table, structure = self._parts()
+        valid = self.log.length
+        return structure.build([view[:valid] for view in table.views], self.shape, self.device)
+
+    def _parts(self) -> tuple[LeafTable, Structure]:
+        if self._table is None or self._structure is None:
+            raise IndexError("Nothing has been written to this storage yet.")
+        return self._table, self._structure
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def _read_items(self, items: Tensor) -> Any:
+        table, structure = self._parts()
+        leaves = table.gather(items, len(self))
+        return structure.build(leaves, items.shape, self.device)
+
+    def _read_run(self, run: Run) -> Any:
+        table, structure = self._parts()
+        check_memory(run.size * table.layout.item_bytes, f"A copy of {run.size} items", self.device)
+        leaves = table.gather_run(run.start, run.size, run.lead)
+        return structure.build(leaves, torch.Size(run.lead), self.device)
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def prepare(self, data: Any, *, single: bool = False) -> Batch:
+        """Check data to be written; see :meth:`Storage.prepare`."""
+        structure, table = self._structure, self._table
+        if structure is None or table is None:
+            return self._prepare_first(data, single)
+        if type(data) is list and not single:
+            return self._prepare_list(data)
+        try:
+            leaves = structure.collect(data)
+        except Differs:
+            return self._prepare_other(data, single)
+        if single:
+            return Batch(1, table.fit(leaves, self.columns), single=True)
+        count = _count(leaves[0], structure.keys[0])
+        return Batch(count, table.fit(leaves, (count, *self.columns)) if count else leaves)
+
+    def _prepare_first(self, data: Any, single: bool) -> Batch:
+        raise NotImplementedError  # lazy storages only
+
+    def _prepare_list(self, data: Sequence[Any]) -> Batch:
+        """Items one by one, each a time row."""
+        if not data:
+            return Batch(0, [])
+        rows = [self.prepare(item, single=True).content for item in data]
+        return Batch(len(data), [torch.stack(leaves) for leaves in zip(*rows, strict=True)])
+
+    def _prepare_other(self, data: Any, single: bool) -> Batch:
+        """Data of another structure: new keys become columns, anything else is an error."""
+        table, structure = self._parts()
+        missing, extra = structure.compare(data)
+        if missing or not extra:
+            raise ValueError(
+                f"The data does not have the storage's keys: missing {missing}, unknown {extra}; the storage "
+                f"has {structure.keys}. Nothing has been written."
+            )
+        batch_dims = self.ndim - single
+        wider, leaves = Structure.of(data, batch_dims, structure.keys)
+        lead = _common_lead(wider, leaves, batch_dims)
+        known = len(structure.keys)
+        table.fit(list(leaves[:known]), lead)
+        if not single and lead[0] == 0:
+            return Batch(0, [])
+        if lead[1 - single :] != self.columns:
+            raise ValueError(f"The data has batch dimensions {list(lead)}; the columns are {self.columns}.")
+        self._table = self._widen(table, _specs(extra_keys := wider.keys[known:], leaves[known:], batch_dims))
+        self._structure = wider
+        warnings.warn(
+            f"New keys {extra_keys}: they become columns of the storage, zero for the items that are there.",
+            stacklevel=4,
+        )
+        fitted = self._table.fit(list(leaves), lead)
+        return Batch(1 if single else lead[0], fitted, single)
+
+    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+        return table.with_columns(specs, MemoryArena(table.device))
+
+    def _store_run(self, start: int, batch: Batch, skip: int) -> None:
+        table, _ = self._parts()
+        leaves = [leaf[skip:] for leaf in batch.content] if skip else batch.content
+        width = columns_count((1, *self.columns)) if self.columns else 1
+        table.scatter_run(start * width, (batch.rows - skip) * width, leaves)
+
+    def _part(self, batch: Batch, first: int, count: int) -> Batch:
+        if first == 0 and count == batch.rows:
+            return batch
+        return Batch(count, [leaf[first : first + count] for leaf in batch.content])
+
+    def _store_items(self, items: Run | Tensor, data: Any) -> None:
+        table, structure = self._parts()
+        lead = items.lead if isinstance(items, Run) else tuple(items.shape)
+        try:
+            leaves = table.fit(structure.collect(data), lead)
+        except Differs:
+            missing, extra = structure.compare(data)
+            raise ValueError(
+                f"Items are replaced whole: missing {missing}, unknown {extra}. Nothing has been written."
+            ) from None
+        if isinstance(items, Run):
+            table.scatter_run(items.start, items.size, leaves)
+        else:
+            table.scatter(items.cpu(), leaves, len(self))
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as tensors and plain values, all copies. O(N)."""
+        state: dict[str, Any] = {"initialized": self.initialized, "log": self.log.state_dict()}
+        if self.initialized:
+            table, structure = self._parts()
+            state["columns"] = list(self.columns)
+            state["leaves"] = RowLayout(table.layout.leaves, [None] * len(table.views), 0).to_json()["leaves"]
+            state["structure"] = structure.to_json()
+            state["data"] = table.gather_run(0, len(self), tuple(self.shape))
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; ``state_dict`` stays the caller's. O(N).
+
+        Raises:
+            ValueError: items of another structure or another capacity; nothing has been changed.
+        """
+        if not state_dict["initialized"]:
+            self.empty()
+            return
+        rows = state_dict["log"]["cut"].numel()
+        columns = tuple(state_dict["columns"])
+        specs = RowLayout.from_json(
+            {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": state_dict["leaves"]}
+        ).leaves
+        data: list[Tensor] = state_dict["data"]
+        if self._table is None:
+            structure = Structure.from_json(state_dict["structure"], [spec.key for spec in specs])
+            self._check_rows(rows, columns)
+            self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
+        table, structure = self._parts()
+        if columns != self.columns or rows != self.rows:
+            raise ValueError(
+                f"The state is of {rows} rows with columns {columns}; this storage has {self.rows} rows with "
+                f"columns {self.columns}. Make the storage of that size."
+            )
+        numbers = {spec.key: number for number, spec in enumerate(specs)}
+        if set(numbers) != set(structure.keys):
+            raise ValueError(
+                f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
+            )
+        length = int(data[0].shape[0])
+        if length > rows:
+            raise ValueError(f"The state is damaged: {length} rows of data in a storage of {rows}.")
+        leaves = table.fit([data[numbers[key]] for key in structure.keys], (length, *columns))
+        if length:
+            table.scatter_run(0, length * columns_count((1, *columns)), leaves)
+        self.log.load_state_dict(state_dict["log"])
+
+    def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
+        """Raise ValueError if a storage not yet initialised cannot have these rows."""
+
+    def _initialize(
+        self, structure: Structure, specs: list[LeafSpec], columns: tuple[int, ...], device: torch.device
+    ) -> None:
+        raise NotImplementedError  # lazy storages only
+
+
+class LazyTensorStorage(TensorStorage):
+    """Items as tensors, allocated at the first write from what is written.
+
+    Small leaves of an item share a row of memory (:class:`~replaybank.storages.layout.RowLayout`), so that a
+    random item costs two or three cache misses. Memory is taken by the system as it is first written, not
+    at allocation. :meth:`get` always copies, ints and slices included; :meth:`view` does not.
+
+    Not thread-safe: the buffer's lock guards it. With ``shared_init`` the data and the log lie in shared
+    memory, once they are allocated: sent to other processes after the first write, all see one storage.
+
+    Args:
+        max_size: capacity in items, over all dimensions; rounded up to whole rows of columns.
+        device: where the items are to be; ``"auto"``: where the first ones are.
+        ndim: number of batch dimensions.
+        shared_init: allocate in shared memory.
+
+    Raises:
+        MemoryError: at the first write: more is asked for than there is.
+
+    Example:
+        >>> storage = LazyTensorStorage(3)
+        >>> storage.set(range(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> len(storage), storage.get(-1)
+        (2, tensor([3., 4.]))
+    """
+
+    _structure: Structure | None
+    _table: LeafTable | None
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        shared_init: bool = False,
+    ) -> None:
+        _check_ndim(ndim)
+        if max_size < 1:
+            raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
+        # A byte a row is what the log takes; the items are known, and checked, at the first write.
+        check_memory(max_size if ndim == 1 else 1, f"The log of a storage of {max_size} items")
+        where = None if device == "auto" else torch.device(device)
+        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where)
+        self._wanted = max_size
+        self._structure = None
+        self._table = None
+        self.shared_init = shared_init
+        if shared_init and where is not None and where.type != "cpu":
+            raise ValueError(f"shared_init is for the CPU's memory, not for device={device!r}.")
+
+    @property
+    def rows(self) -> int:
+        """Capacity along time; before the first write, an upper bound for more dimensions than one."""
+        return self.log.rows if self.initialized or self.ndim == 1 else self._wanted
+
+    def _prepare_first(self, data: Any, single: bool) -> Batch:
+        if type(data) is list and not single:
+            return self._prepare_list(data)
+        batch_dims = self.ndim - single
+        structure, leaves = Structure.of(data, batch_dims)
+        lead = _common_lead(structure, leaves, batch_dims)
+        if not single and lead[0] == 0:
+            return Batch(0, [])
+        device = self.device if self.device is not None else leaves[0].device
+        columns = lead[1 - single :]
+        self._initialize(structure, _specs(structure.keys, leaves, batch_dims), columns, device)
+        table, _ = self._parts()
+        return Batch(1 if single else lead[0], table.fit(list(leaves), lead), single)
+
+    def _initialize(
+        self, structure: Structure, specs: list[LeafSpec], columns: tuple[int, ...], device: torch.device
+    ) -> None:
+        width = torch.Size(columns).numel()
+        if width == 0:
+            raise ValueError(f"The data has no items in a row: its columns are {columns}.")
+        rows = -(-self._wanted // width)
+        # Rows that mix leaves are for cache lines and pages; a GPU reads columns just as well.
+        layout = RowLayout.plan(specs) if device.type == "cpu" else RowLayout(specs, [None] * len(specs), 0)
+        table = self._allocate(layout, (rows, *columns), device)
+        if rows != self.log.rows:
+            resize_log(self.log, rows)
+        if self.shared_init:
+            self.log.share_memory_()
+        self.columns, self.device = columns, device
+        self._structure, self._table = structure, table
+
+    def _allocate(self, layout: RowLayout, dims: tuple[int, ...], device: torch.device) -> LeafTable:
+        arena: Arena = SharedArena() if self.shared_init else MemoryArena(device)
+        return LeafTable.allocate(layout, dims, arena, device)
+
+    def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
+        mine = -(-self._wanted // max(torch.Size(columns).numel(), 1))
+        if rows != mine:
+            raise ValueError(
+                f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
+            )
+
+    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+        if self.shared_init:
+            raise ValueError(
+                f"New keys {[spec.key for spec in specs]}: a shared storage cannot take them, as other "
+                "processes would not see them. Write all keys with the first items. Nothing has been written."
+            )
+        return super()._widen(table, specs)
+
+
+def _check_ndim(ndim: int) -> None:
+    if ndim < 1:
+        raise ValueError(f"A storage has at least one batch dimension, got ndim={ndim}.")
+
+
+def _specs(keys: Sequence[Key], leaves: Sequence[Tensor], batch_dims: int) -> list[LeafSpec]:
+    return [
+        LeafSpec(key, leaf.dtype, tuple(leaf.shape[batch_dims:]))
+        for key, leaf in zip(keys, leaves, strict=True)
+    ]
+
+
+def _common_lead(structure: Structure, leaves: Sequence[Tensor], batch_dims: int) -> tuple[int, ...]:
+    """The first ``batch_dims`` sizes, which all leaves must share."""
+    lead = tuple(leaves[0].shape[:batch_dims])
+    for key, leaf in zip(structure.keys, leaves, strict=True):
+        if leaf.ndim < batch_dims or tuple(leaf.shape[:batch_dims]) != lead:
+            raise ValueError(
+                f"All leaves must share their first {batch_dims} size(s): {show(structure.keys[0])} has "
+                f"shape {list(leaves[0].shape)}, {show(key)} {list(leaf.shape)}. Nothing has been written."
+            )
+    return lead
+
+
+def _count(leaf: Any, key: Key) -> int:
+    shape: Sequence[int] = getattr(leaf, "shape", ())
+    if not len(shape):
+        raise ValueError(f"The data at {show(key)} has no dimension that counts items; `add` takes one item.")
+    return int(shape[0])

@@ -1,0 +1,330 @@
+"""The trajectory index: where the trajectories of a storage lie, kept current by its write log."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from replaybank import _native
+from replaybank.storages.write_log import LogMark, WriteLog
+from replaybank.trajectories.signals import EndSignal, StepSource
+
+_CHUNK = 1 << 22
+"""Rows read at a time when everything is read: memory stays small beside the storage's."""
+
+
+class Slices(NamedTuple):
+    """Runs of steps, each in one column and one trajectory.
+
+    Args:
+        column: int64 ``[S]``, flat over the storage's columns.
+        first: int64 ``[S]``, row of the first step.
+        steps: int64 ``[S]``, at least 1; a run may go on at row 0.
+        total: sum of ``steps``.
+    """
+
+    column: Tensor
+    first: Tensor
+    steps: Tensor
+    total: int
+
+
+class TrajectoryIndex:
+    """The trajectories of a storage: synced in O(steps written), drawn from in O(slices).
+
+    Two sets of slots are kept as ranked bitsets (``csrc/trajectory_index.hpp``), 0.4 bytes a slot together:
+    the last steps of all trajectories, and those of trajectories of at least ``min_length`` steps. A bitset
+    has one order, so the k-th trajectory is the same in every process and after every reload, and nothing
+    has to be saved: an index is made anew from its storage.
+
+    Not thread-safe: the buffer's lock guards it. Each process has its own.
+
+    Args:
+        signal: where trajectories end.
+
+    Attributes:
+        signals_read: end signals read so far, one a step and column. A change of value also needs that of the
+            neighbours of rows that were replaced.
+        min_length: least number of steps of an eligible trajectory.
+        length: number of valid rows at the last sync.
+    """
+
+    def __init__(self, signal: EndSignal | None) -> None:
+        self.signal = signal
+        self.signals_read = 0
+        self.min_length = 1
+        self.length = 0
+        self._rows = self._columns = 0
+        self._log: WriteLog | None = None
+        self._mark: LogMark | None = None
+        # Everything is one circle that is cut nowhere: then a column without an end gets one at its last row,
+        # which the next change may take away, so that any change is reason to read everything.
+        self._circle = False
+        self._newest_row = -1
+        self._newest: Tensor | None = None
+        self._allocate(1, 1)
+
+    @classmethod
+    def of_flags(cls, ends: Tensor) -> TrajectoryIndex:
+        """The index of a full static storage that goes on at row 0 after its last row. O(rows).
+
+        Args:
+            ends: bool ``[rows, n_columns]``: a trajectory ends with this step. A column without any is one
+                trajectory that ends at the last row.
+        """
+        index = cls(None)
+        rows, columns = ends.shape
+        index._allocate(rows, columns)
+        index.length = rows
+        index._set_view()
+        index._apply(0, rows, _close(ends), None, None)
+        return index
+
+    # ---- following a storage
+
+    def sync(self, storage: StepSource, min_length: int = 1) -> None:
+        """Take in what was written since the last call, by whomever. O(steps written).
+
+        O(rows / 64 + trajectories) once when ``min_length`` changes; O(rows) when the storage was emptied or
+        loaded, or more happened than its log remembers.
+
+        Args:
+            storage: the same one each time; another one is read from the start.
+            min_length: least number of steps of an eligible trajectory, at least 1.
+
+        Raises:
+            KeyError: the storage lacks the signal's leaf.
+            RuntimeError: the signal has more dimensions than the storage.
+        """
+        if self.signal is not None:
+            log = storage.log
+            mark = log.mark()
+            if mark != self._mark or log is not self._log:
+                self._follow(self.signal, storage, log, mark)
+        if min_length != self.min_length:
+            self.min_length = min_length
+            self._set_view()
+            _native.trajectory_evaluate(*self._view)
+
+    def _follow(self, signal: EndSignal, storage: StepSource, log: WriteLog, mark: LogMark) -> None:
+        changes = log.changes(self._mark if log is self._log else None)
+        self._mark = None  # a read that fails leaves an index that knows nothing
+        columns = math.prod(storage.columns)
+        if changes.everything or self._circle or columns != self._columns:
+            self._rebuild(signal, storage, log, columns)
+        else:
+            if log.length != self.length:
+                self.length = log.length
+                self._set_view()
+            for start, count in changes.appended:
+                self._take(signal, storage, log, start, count, appended=True)
+            for start, count in changes.touched:
+                self._take(signal, storage, log, start, count, appended=False)
+        self._log, self._mark = log, mark
+
+    def _rebuild(self, signal: EndSignal, storage: StepSource, log: WriteLog, columns: int) -> None:
+        self._allocate(log.rows, columns)
+        self.length = length = log.length
+        self._set_view()
+        self._newest_row = -1
+        self._circle = length == log.rows and not log.is_cut(0) and not bool(log.cut.any())
+        if self._circle:
+            values = signal.read(storage, 0, length, columns)
+            self.signals_read += length * columns
+            self._apply(0, length, _close(signal.flags(values, values[0])), None, log)
+            return
+        for start in range(0, length, _CHUNK):
+            self._take(signal, storage, log, start, min(_CHUNK, length - start), appended=start > 0)
+
+    def _take(
+        self, signal: EndSignal, storage: StepSource, log: WriteLog, start: int, count: int, *, appended: bool
+    ) -> None:
+        """Read the signals of a run of rows and bring both sets up to date."""
+        rows, columns, length = self._rows, self._columns, self.length
+        values = signal.read(storage, start, count, columns)
+        self.signals_read += count * columns
+        before = after = None
+        if (
+            count < length
+            and (start > 0 or length == rows)
+            and not log.is_cut(start)
+            and (appended or signal.depends_on_next)
+        ):
+            # The row before may have been the newest one, which is the last step of its trajectory until
+            # another continues it.
+            row = start - 1 if start else rows - 1
+            before = signal.flags_before(self._value(signal, storage, row), values)
+        if signal.depends_on_next:
+            row = (start + count) % rows
+            if count < rows and (length == rows or start + count != length) and not log.is_cut(row):
+                after = self._value(signal, storage, row)
+            elif count == rows and not log.is_cut(row):
+                after = values[0]
+        self._apply(start, count, signal.flags(values, after), before, log)
+        newest = count - 1 if appended or self._newest_row < 0 else (self._newest_row - start) % rows
+        if newest < count:
+            # A copy: what was read may be a view of the storage.
+            self._newest_row, self._newest = (start + newest) % rows, values[newest].clone()
+
+    def _value(self, signal: EndSignal, storage: StepSource, row: int) -> Tensor:
+        if row == self._newest_row and self._newest is not None:
+            return self._newest
+        self.signals_read += self._columns
+        return signal.read(storage, row, 1, self._columns)[0]
+
+    def _apply(
+        self, start: int, count: int, flags: Tensor, before: Tensor | None, log: WriteLog | None
+    ) -> None:
+        _native.trajectory_apply(
+            *self._view,
+            self._rows,
+            start,
+            count,
+            flags.data_ptr(),
+            0 if before is None else before.data_ptr(),
+            0 if log is None else log.cut.data_ptr(),
+        )
+
+    # ---- state
+
+    def _allocate(self, rows: int, columns: int) -> None:
+        self._rows, self._columns = rows, columns
+        self._padded = (rows + 63) // 64 * 64
+        self._n_words = (self._padded // 64 * columns + 7) // 8 * 8
+        n_counts = _native.ranked_counts_size(self._n_words)
+        self.last_words = torch.zeros(self._n_words, dtype=torch.int64)
+        self.last_counts = torch.zeros(n_counts, dtype=torch.int32)
+        self.eligible_words = torch.zeros_like(self.last_words)
+        self.eligible_counts = torch.zeros_like(self.last_counts)
+        self._set_view()
+
+    def _set_view(self) -> None:
+        """What every kernel takes: where the two sets are, and their shape."""
+        self._view = (
+            self.last_words.data_ptr(),
+            self.last_counts.data_ptr(),
+            self.eligible_words.data_ptr(),
+            self.eligible_counts.data_ptr(),
+            self._n_words,
+            self._padded,
+            self._columns,
+            self.length,
+            self.min_length,
+        )
+
+    # ---- questions
+
+    @property
+    def n_trajectories(self) -> int:
+        """Number of trajectories. O(1)."""
+        return _native.ranked_count(*self._view[:2], self._n_words)
+
+    @property
+    def n_eligible(self) -> int:
+        """Number of trajectories of at least ``min_length`` steps. O(1)."""
+        return _native.ranked_count(*self._view[2:4], self._n_words)
+
+    def length_range(self) -> tuple[int, int]:
+        """Steps of the shortest and of the longest trajectory; zeros if there is none. O(rows / 64 + trajectories)."""
+        out = torch.empty(2, dtype=torch.int64)
+        _native.trajectory_lengths(*self._view, out.data_ptr())
+        shortest, longest = out.tolist()
+        return shortest, longest
+
+    def eligible(self, ranks: Tensor | None = None) -> Slices:
+        """Whole eligible trajectories, ordered by column, then by their last row. O(1) each.
+
+        Args:
+            ranks: int64 ``[S]``, which ones, each in ``[0, n_eligible)``; all by default.
+
+        Raises:
+            IndexError: a rank is out of range.
+        """
+        ranks = torch.arange(self.n_eligible) if ranks is None else ranks.contiguous()
+        out = torch.empty(3, ranks.numel(), dtype=torch.int64)
+        column, first, steps = out
+        bad = _native.trajectory_nth(
+            *self._view,
+            ranks.data_ptr(),
+            ranks.numel(),
+            column.data_ptr(),
+            first.data_ptr(),
+            steps.data_ptr(),
+        )
+        if bad >= 0:
+            raise IndexError(
+                f"Trajectory {int(ranks[bad])} is out of range: {self.n_eligible} trajectories have at least "
+                f"{self.min_length} steps."
+            )
+        return Slices(column, first, steps, int(steps.sum()))
+
+    def draw(
+        self,
+        count: int,
+        slice_len: int,
+        *,
+        left: int = 0,
+        right: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> Slices:
+        """Slices of eligible trajectories, drawn uniformly with replacement, at uniform starts. O(1) each.
+
+        A slice is what a window of ``slice_len`` steps has in common with its trajectory; all windows that
+        stick out by at most ``left`` steps before it or ``right`` behind it are equally likely. Trajectories
+        shorter than the window are taken whole. Draws are integers: every start is possible in trajectories
+        of any length.
+
+        Args:
+            count: number of slices, S.
+            slice_len: steps of a window, at least 1.
+            left: in ``[0, slice_len)``.
+            right: in ``[0, slice_len)``.
+            generator: source of the draws, torch's global one by default.
+
+        Returns:
+            The slices; ``total`` is 0 if no trajectory is eligible.
+        """
+        if generator is None or generator.device.type == "cpu":
+            randoms = torch.empty(2 * count, dtype=torch.int64).random_(generator=generator)
+        else:
+            randoms = torch.empty(2 * count, dtype=torch.int64, device=generator.device)
+            randoms = randoms.random_(generator=generator).cpu()
+        out = torch.empty(3, count, dtype=torch.int64)
+        at, size = out.data_ptr(), 8 * count
+        total = _native.trajectory_draw(
+            *self._view, randoms.data_ptr(), count, slice_len, left, right, at, at + size, at + 2 * size
+        )
+        return Slices(out[0], out[1], out[2], total)
+
+    def expand(self, slices: Slices) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The steps of slices, one slice behind the other. O(steps).
+
+        Returns:
+            Rows int64 ``[B]``; columns int64 ``[B]``, ``None`` if there is one only; bool ``[B]``, true at the
+            last step of each slice.
+        """
+        total, several = slices.total, self._columns > 1
+        out = torch.empty(1 + several, total, dtype=torch.int64)
+        ends = torch.empty(total, dtype=torch.bool)
+        at = out.data_ptr()
+        _native.trajectory_expand(
+            slices.column.data_ptr(),
+            slices.first.data_ptr(),
+            slices.steps.data_ptr(),
+            slices.steps.numel(),
+            self.length,
+            at,
+            at + 8 * total if several else 0,
+            ends.data_ptr(),
+        )
+        return out[0], out[1] if several else None, ends
+
+
+def _close(ends: Tensor) -> Tensor:
+    """Ends of columns that are circles: one without any ends at its last row. Contiguous."""
+    ends = ends.clone(memory_format=torch.contiguous_format)
+    ends[-1] |= ~ends.any(0)
+    return ends
