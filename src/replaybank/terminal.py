@@ -79,10 +79,11 @@ def _rich_table(title: str, cells: Sequence[Sequence[str]], header: Sequence[str
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", title_style="bold", show_header=bool(header))
+    made = Table(show_header=bool(header))
     for name in header or [""] * (len(cells[0]) if cells else 0):
         made.add_column(name, overflow="fold")
     for row in cells:
         # Text, not str: square brackets in the data are no markup.
         made.add_row(*(Text(cell) for cell in row))
-    Console().print(made)
+    console = Console()
+    console.print(Text(f"\n{title}", style="bold"), made)

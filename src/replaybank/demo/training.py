@@ -70,6 +70,7 @@ def train(
     episodes: Tensor,
     *,
     seconds: float = 60.0,
+    max_updates: int | None = None,
     batch_size: int = 256,
     seed: int = 0,
     on_progress: Callable[[float, float], None] | None = None,
@@ -83,9 +84,12 @@ def train(
         experience: where batches come from.
         episodes: number of the episode of each step, int ``[N]``, as in ``"episode"``.
         seconds: how long to train; at least one update is made.
+        max_updates: stop after so many updates, if that comes first. With it and enough time, the result is
+            the same on every run.
         batch_size: steps to draw at once.
         seed: for the choice of held-out episodes and the network's first weights.
-        on_progress: called after each update with the part of the time that is over and the batch's loss.
+        on_progress: called after each update with the part of the training that was over before it and the
+            batch's loss.
 
     Returns:
         Losses before and after.
@@ -119,6 +123,8 @@ def train(
             if on_progress is not None:
                 on_progress(min(passed, 1.0), loss)
         passed = (time.perf_counter() - began) / seconds if seconds > 0 else 1.0
+        if max_updates is not None:
+            passed = max(passed, updates / max_updates)
     elapsed = time.perf_counter() - began
     return Training(
         held_out=tuple(held_out.tolist()),
@@ -174,7 +180,7 @@ def _loss(predicted: Tensor, actions: Tensor, target: Scale) -> Tensor:
 def _update(
     network: Cloner, optimiser: torch.optim.Optimizer, steps: Steps, target: Scale, passed: float
 ) -> float:
-    """One gradient step, with a learning rate that rises for a twentieth of the time and then falls to 0."""
+    """One gradient step, with a learning rate that rises for a twentieth of the training and then falls."""
     rate = min(passed * 20 + 0.05, 1.0) * (1 + math.cos(math.pi * min(passed, 1.0))) / 2
     for group in optimiser.param_groups:
         group["lr"] = _LEARNING_RATE * rate
