@@ -157,6 +157,13 @@ void bind_trajectory_index(nb::module_& m) {
         auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
         tr::apply(index, rows, start, count, at<tr::u8>(flags), at<tr::u8>(before), at<tr::u8>(cut));
     }, nogil);
+    m.def("trajectory_changes", [](Address values, i64 count, i64 columns, i64 bytes, Address after,
+                                   Address flags) {
+        tr::changes(at<tr::u8>(values), count, columns, bytes, at<tr::u8>(after), at<tr::u8>(flags));
+    }, nogil);
+    m.def("copy_bytes", [](Address from, i64 count, Address to) {
+        std::memcpy(at<void>(to), at<void>(from), static_cast<std::size_t>(count));
+    });
     m.def("trajectory_evaluate", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded,
                                     i64 columns, i64 length, i64 min_length) {
         auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);

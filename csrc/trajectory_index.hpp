@@ -20,7 +20,9 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace replaybank::trajectories {
 
@@ -267,6 +269,27 @@ inline void apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags,
         const i64 next = circle_after(index.last, base, tail ? tail : end, length);
         if (next >= 0) index.evaluate(base, next, next + 1, previous);
     }
+}
+
+// Where an identity changes from one row to the next: end flags for `apply`. Identities are compared as bytes.
+//   values  count * columns identities of `bytes` bytes each, rows behind each other.
+//   after   columns identities, those of the row behind the last one; null: the last row's flags are 0.
+//   flags   uint8 [count, columns], written.
+inline void changes(const u8* values, i64 count, i64 columns, i64 bytes, const u8* after, u8* flags) {
+    const i64 row = columns * bytes, n = (count - 1) * columns;
+    if (bytes == 8) {
+        for (i64 k = 0; k < n; ++k) {
+            u64 here, next;
+            std::memcpy(&here, values + 8 * k, 8);
+            std::memcpy(&next, values + 8 * k + row, 8);
+            flags[k] = here != next;
+        }
+    } else {
+        for (i64 k = 0; k < n; ++k)
+            flags[k] = std::memcmp(values + k * bytes, values + k * bytes + row, static_cast<std::size_t>(bytes)) != 0;
+    }
+    for (i64 k = 0; k < columns; ++k)
+        flags[n + k] = after && std::memcmp(values + (n + k) * bytes, after + k * bytes, static_cast<std::size_t>(bytes)) != 0;
 }
 
 // Evaluates all trajectories anew, after `min_length` has changed. O(slots / 64 + trajectories).

@@ -4,6 +4,7 @@ import math
 import random
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +13,13 @@ from torch import Tensor
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, n_windows, trajectories
 from reference.write_log import SlotLog
+from replaybank.storages.write_log import RING
 from replaybank.trajectories.index import Slices, TrajectoryIndex
 from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal
 
 
 def as_list(slices: Slices) -> list[Found]:
-    return list(zip(slices.column.tolist(), slices.first.tolist(), slices.steps.tolist(), strict=True))
+    return [(column, first, steps) for column, first, steps in slices.runs.T.tolist()]
 
 
 class History:
@@ -107,7 +109,7 @@ def check_index(index: TrajectoryIndex, every: list[Found], min_length: int) -> 
     assert index.length_range() == (min(lengths), max(lengths))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_after_any_history_the_index_agrees_with_the_slots_themselves(seed: int) -> None:
     history = History(seed)
@@ -122,7 +124,7 @@ def test_after_any_history_the_index_agrees_with_the_slots_themselves(seed: int)
             check_index(index, history.trajectories(), min_length)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_every_drawn_slice_is_consecutive_and_in_one_trajectory(seed: int) -> None:
     history = History(seed)
@@ -155,4 +157,87 @@ def test_every_drawn_slice_is_consecutive_and_in_one_trajectory(seed: int) -> No
         ]
         places = torch.zeros_like(time) if column is None else column
         assert (column is None) == (history.n_columns == 1)
-        assert list(zip(time.tolist(), places.tolist(), ends.tolist(), strict=True)) == expected
+        assert list(zip(time.tolist(), places.tolist(), ends[:, 0].tolist(), strict=True)) == expected
+
+
+def ends_at(count: int, *places: int) -> dict[tuple[str, ...], Tensor]:
+    done = torch.zeros(count, dtype=torch.bool)
+    done[list(places)] = True
+    return {("done",): done}
+
+
+def test_each_written_step_is_read_once_however_often_one_looks() -> None:
+    for signal in (DoneSignal(("done",)), ChangeSignal(("done",))):
+        storage, index, written = PlainStorage(50), TrajectoryIndex(signal), 0
+        generator = random.Random(0)
+        for _ in range(200):
+            count = generator.randint(1, 20)
+            storage.extend(ends_at(count, generator.randrange(count)))
+            written += count
+            for _ in range(generator.randint(1, 2)):
+                index.sync(storage, 3)
+            assert index.signals_read == written
+
+
+def test_several_columns_are_read_once_each() -> None:
+    storage, index = PlainStorage(10, (3,)), TrajectoryIndex(DoneSignal(("done",)))
+    for _ in range(7):
+        storage.extend({("done",): torch.zeros(4, 3, 1, dtype=torch.bool)})
+        index.sync(storage)
+    assert index.signals_read == 7 * 4 * 3
+
+
+def test_an_index_that_fell_behind_the_log_is_right_again() -> None:
+    storage, index = PlainStorage(100), TrajectoryIndex(DoneSignal(("done",)))
+    storage.extend(ends_at(100, 9, 49))
+    index.sync(storage)
+    for k in range(RING + 5):
+        storage.replace(torch.tensor([20]), {("done",): torch.tensor([k % 2 == 0])})
+    storage.replace(torch.tensor([30]), {("done",): torch.tensor([True])})
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 10), (0, 10, 11), (0, 21, 10), (0, 31, 19), (0, 50, 50)]
+
+
+def test_another_storage_is_read_from_its_start() -> None:
+    index = TrajectoryIndex(DoneSignal(("done",)))
+    for rows, place in ((10, 3), (20, 8)):
+        storage = PlainStorage(rows)
+        storage.extend(ends_at(rows, place))
+        index.sync(storage)
+        assert as_list(index.eligible()) == [(0, 0, place + 1), (0, place + 1, rows - place - 1)]
+
+
+def test_a_read_that_fails_leaves_nothing_half_done() -> None:
+    storage, index = PlainStorage(10), TrajectoryIndex(DoneSignal(("done",)))
+    storage.extend(ends_at(5, 2))
+    index.sync(storage)
+    storage.extend(ends_at(4, 0))
+    kept = storage.leaves.pop(("done",))
+    with pytest.raises(KeyError):
+        index.sync(storage)
+    storage.leaves["done",] = kept
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 3), (0, 3, 3), (0, 6, 3)]
+
+
+def test_ranks_choose_trajectories_and_a_rank_too_high_is_an_index_error() -> None:
+    index = TrajectoryIndex.of_flags(torch.tensor([[False], [True], [False], [True], [True]]))
+    assert as_list(index.eligible(torch.tensor([2, 0]))) == [(0, 4, 1), (0, 0, 2)]
+    with pytest.raises(IndexError, match="Trajectory 3 is out of range: 3 trajectories"):
+        index.eligible(torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("signal", [DoneSignal(("a",)), ChangeSignal(("a",))])
+def test_signals_are_equal_if_they_read_the_same_leaf_the_same_way(signal: EndSignal) -> None:
+    assert signal == type(signal)(("a",))
+    assert hash(signal) == hash(type(signal)(("a",)))
+    assert signal not in (type(signal)(("b",)), "a", DoneSignal(("b",)))
+    assert DoneSignal(("a",)) != ChangeSignal(("a",))
+    assert "('a',)" in repr(signal)
+
+
+def test_minus_zero_and_zero_are_one_identity() -> None:
+    storage, index = PlainStorage(4), TrajectoryIndex(ChangeSignal(("id",)))
+    storage.extend({("id",): torch.tensor([0.0, -0.0, 1.0, 1.0])})
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 2), (0, 2, 2)]

@@ -34,7 +34,7 @@ class SampledStorage(StepSource, Protocol):
         ...
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device | None:
         """Where samples come to lie; None if that depends on the item."""
         ...
 

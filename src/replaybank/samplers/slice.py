@@ -25,20 +25,21 @@ class SliceSampler(Sampler):
     so there is no cache to switch on or to clear.
 
     A trajectory ends where the ``traj_key`` value changes from one step to the next, or where ``end_key`` is
-    true. If only one of the two keys is named, it alone counts; if both are, ``traj_key`` counts if it is stored,
-    else ``end_key``; if neither is, ``"episode"`` counts if it is stored, else ``("next", "done")``. Neighbouring
-    slots are joined only if they were written one after the other. The trajectory that is being written is
-    sampled too.
+    true. If only one of the two keys is named, it alone counts; if both are, ``traj_key`` counts if it is
+    stored, else ``end_key``; if neither is, ``"episode"`` counts if it is stored, else ``("next",
+    "done")``. Neighbouring slots are joined only if they were written one after the other. The trajectory
+    that is being written is sampled too.
 
     Not thread-safe: the buffer's lock guards it. Each process that samples keeps an index of its own.
 
     Args:
         num_slices: slices in a batch, S; each has ``batch_size / S`` steps.
-        slice_len: steps in a slice, L; a batch has ``batch_size / L`` slices. Exactly one of the two is given.
+        slice_len: steps in a slice, L; a batch has ``batch_size / L`` slices. Exactly one of the two is
+            given.
         end_key: key of the bool that ends a trajectory, ``("next", "done")`` by default.
         traj_key: key of the trajectory's identity (any dtype), ``"episode"`` by default.
-        ends: bool ``[T, *columns]``, the ends of a full storage that does not change; the last step is followed
-            by the first one. Instead of keys.
+        ends: bool ``[T, *columns]``, the ends of a full storage that does not change; the last step is
+            followed by the first one. Instead of keys.
         trajectories: the same as identities, of any dtype.
         cache_values: accepted for the sake of existing code; the index makes it unnecessary.
         truncated_key: key under which the sample says where slices end, with its siblings ``done`` and
@@ -46,9 +47,9 @@ class SliceSampler(Sampler):
         strict_length: only trajectories of at least L steps are drawn from. Otherwise a shorter one is taken
             whole, and the batch has fewer steps than asked for.
         compile: accepted for the sake of existing code; the index makes it unnecessary.
-        span: how far windows may stick out of their trajectory, ``(left, right)`` or one for both: ``False`` not
-            at all, ``True`` so far that 1 step stays, an int ``i`` so far that ``L - i`` stay. What sticks out is
-            cut.
+        span: how far windows may stick out of their trajectory, ``(left, right)`` or one for both:
+            ``False`` not at all, ``True`` so far that 1 step stays, an int ``i`` so far that ``L - i``
+            stay. What sticks out is cut.
         use_gpu: accepted for the sake of existing code; the index makes it unnecessary.
 
     Raises:
@@ -91,8 +92,8 @@ class SliceSampler(Sampler):
             raise RuntimeError("Give ends or trajectories, not both: either says where trajectories end.")
         if (ends is not None or trajectories is not None) and not (end_key is traj_key is None):
             raise RuntimeError(
-                f"ends and trajectories take the place of keys, got end_key={end_key!r}, traj_key={traj_key!r}: "
-                "give the one or the other."
+                f"ends and trajectories take the place of keys, got end_key={end_key!r} and "
+                f"traj_key={traj_key!r}: give the one or the other."
             )
         self.num_slices = num_slices
         self.slice_len = slice_len
@@ -148,8 +149,8 @@ class SliceSampler(Sampler):
             shortest, longest = index.length_range()
             raise RuntimeError(
                 f"No trajectory is long enough: slices of {slice_len} steps were asked for, and the "
-                f"{index.n_trajectories} stored trajectories have {shortest} to {longest} steps. Ask for shorter "
-                "slices, or pass strict_length=False."
+                f"{index.n_trajectories} stored trajectories have {shortest} to {longest} steps. Ask for "
+                "shorter slices, or pass strict_length=False."
             )
         time, column, ends = index.expand(slices)
         where: tuple[Tensor, ...] = (time,)
@@ -174,7 +175,7 @@ class SliceSampler(Sampler):
     # ---- where trajectories end
 
     def _index_of(self, storage: SampledStorage) -> TrajectoryIndex:
-        """The index for this storage, made anew if the storage is another or its keys call for another signal."""
+        """The index for this storage, made anew if its keys call for another signal."""
         log = storage.log
         mark = log.mark()
         if self._index is not None and mark == self._mark and log is self._log:
@@ -205,8 +206,8 @@ class SliceSampler(Sampler):
         asked = " or ".join(str(_name(signal.key)) for signal in self._signals)
         raise MissingKeyError(
             f"The storage does not say where trajectories end: there is no {asked}; its keys are "
-            f"{', '.join(str(_name(key)) for key in sorted(keys))}. Name one of them with end_key (a bool) or "
-            "traj_key (an identity), or give ends or trajectories."
+            f"{', '.join(str(_name(key)) for key in sorted(keys))}. Name one of them with end_key (a bool) "
+            "or traj_key (an identity), or give ends or trajectories."
         )
 
     def _static_index(self, storage: SampledStorage) -> TrajectoryIndex:
@@ -216,13 +217,13 @@ class SliceSampler(Sampler):
         shape = storage.shape
         if given.dim() > len(shape) + (given.shape[-1] == 1):
             raise RuntimeError(
-                f"Expected the end-of-trajectory signal to be {len(shape)}-dimensional as the storage is, got "
-                f"{name} with {given.dim()} dimensions."
+                f"Expected the end-of-trajectory signal to be {len(shape)}-dimensional as the storage is, "
+                f"got {name} with {given.dim()} dimensions."
             )
         if given.shape != shape and given.shape != (*shape, 1):
             raise RuntimeError(
-                f"{name} of shape {tuple(given.shape)} were given for a storage that holds {tuple(shape)} steps: "
-                "they must describe every stored step."
+                f"{name} of shape {tuple(given.shape)} were given for a storage that holds {tuple(shape)} "
+                "steps: they must describe every stored step."
             )
         if self._index is not None and self._index.length == shape[0]:
             return self._index
@@ -237,9 +238,8 @@ class SliceSampler(Sampler):
         key = self.truncated_key
         if key is None:
             return {}
-        truncated = ends.unsqueeze(-1)
-        if storage.device is not None and torch.device(storage.device).type != "cpu":
-            truncated = truncated.to(storage.device)
+        device = storage.device
+        truncated = ends if device is None or device.type == "cpu" else ends.to(device)
         parent = () if isinstance(key, str) else key[:-1]
         done = self._stored(storage, (*parent, "done"), where)
         terminated = self._stored(storage, (*parent, "terminated"), where)
@@ -299,9 +299,9 @@ def _like(key: InfoKey, name: str) -> InfoKey:
 
 def _no_tensordict(storage: SampledStorage) -> RuntimeError:
     return RuntimeError(
-        f"Could not get a tensordict out of the storage, a {type(storage).__name__} whose items have no keys: the "
-        "sampler needs one to read where trajectories end. Store TensorDicts (or dicts of tensors), or give ends "
-        "or trajectories."
+        f"Could not get a tensordict out of the storage, a {type(storage).__name__} whose items have no "
+        "keys: the sampler needs one to read where trajectories end. Store TensorDicts (or dicts of "
+        "tensors), or give ends or trajectories."
     )
 
 

@@ -2,11 +2,13 @@
 
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.list import ListStorage
+from replaybank.storages.memmap import LazyMemmapStorage
 from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 from replaybank.storages.write_log import LogChanges, LogMark, WriteLog
 
 __all__ = [
     "Batch",
+    "LazyMemmapStorage",
     "LazyTensorStorage",
     "ListStorage",
     "LogChanges",

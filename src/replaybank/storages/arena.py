@@ -62,7 +62,8 @@ class SharedArena:
         make: Any = getattr(torch.UntypedStorage, "_new_shared", None)
         buffer = torch.empty(0, dtype=torch.uint8)
         if make is None or count == 0:  # the public way copies, which touches every page
-            return torch.zeros(count, dtype=torch.uint8).share_memory_()
+            copied: Tensor = torch.zeros(count, dtype=torch.uint8).share_memory_()
+            return copied
         memory: torch.UntypedStorage = make(count, device="cpu")
         buffer.set_(memory, 0, (count,), (1,))
         return buffer

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from replaybank.checkpoint import Stateful
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
 from replaybank.storages.write_log import WriteLog
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
     single: bool = False
 
 
-class Storage(ABC):
+class Storage(Stateful):
     """Items under numbers, and the log of what was written.
 
     Rows along time, ``columns`` further batch dimensions. ``log`` is the one home of the write cursor, so

@@ -31,11 +31,15 @@ _MAX_LEAVES = 65536  # of a file that is read: more is no item, but a damaged or
 _MAX_ITEM_BYTES = 1 << 48
 
 DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    )
+    if hasattr(torch, name)
 }
-"""Dtypes by name: all that plain strided tensors have."""
+"""Dtypes by name that items may have: those whose tensors are plain bytes that can be copied."""
 
 
 @dataclass(frozen=True)

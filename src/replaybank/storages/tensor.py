@@ -13,7 +13,7 @@ from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, resize_log
 from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run, columns_count
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.structure import Differs, Structure, show
 from replaybank.storages.table import LeafTable
 
@@ -366,12 +366,21 @@ class LazyTensorStorage(TensorStorage):
         return super()._widen(table, specs)
 
 
+_STORABLE = frozenset(DTYPES.values())
+
+
 def _check_ndim(ndim: int) -> None:
     if ndim < 1:
         raise ValueError(f"A storage has at least one batch dimension, got ndim={ndim}.")
 
 
 def _specs(keys: Sequence[Key], leaves: Sequence[Tensor], batch_dims: int) -> list[LeafSpec]:
+    for key, leaf in zip(keys, leaves, strict=True):
+        if leaf.dtype not in _STORABLE or leaf.layout is not torch.strided:
+            raise TypeError(
+                f"The tensor at {show(key)} has dtype {leaf.dtype} and layout {leaf.layout}: only dense "
+                "tensors of plain dtypes can be stored."
+            )
     return [
         LeafSpec(key, leaf.dtype, tuple(leaf.shape[batch_dims:]))
         for key, leaf in zip(keys, leaves, strict=True)

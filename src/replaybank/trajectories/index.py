@@ -20,15 +20,12 @@ class Slices(NamedTuple):
     """Runs of steps, each in one column and one trajectory.
 
     Args:
-        column: int64 ``[S]``, flat over the storage's columns.
-        first: int64 ``[S]``, row of the first step.
-        steps: int64 ``[S]``, at least 1; a run may go on at row 0.
-        total: sum of ``steps``.
+        runs: int64 ``[3, S]``: column (flat over the storage's columns), row of the first step, and number of
+            steps, at least 1; a run may go on at row 0.
+        total: number of steps in all.
     """
 
-    column: Tensor
-    first: Tensor
-    steps: Tensor
+    runs: Tensor
     total: int
 
 
@@ -63,8 +60,11 @@ class TrajectoryIndex:
         # Everything is one circle that is cut nowhere: then a column without an end gets one at its last row,
         # which the next change may take away, so that any change is reason to read everything.
         self._circle = False
-        self._newest_row = -1
-        self._newest: Tensor | None = None
+        # The values of one row, mostly the newest: the next write asks for them, and they count as read.
+        self._known_row = -1
+        self._known = torch.empty(0)
+        self._known_bytes = 0
+        self._randoms = torch.empty(0, dtype=torch.int64)
         self._allocate(1, 1)
 
     @classmethod
@@ -113,7 +113,7 @@ class TrajectoryIndex:
         changes = log.changes(self._mark if log is self._log else None)
         self._mark = None  # a read that fails leaves an index that knows nothing
         columns = math.prod(storage.columns)
-        if changes.everything or self._circle or columns != self._columns:
+        if changes.everything or self._circle or (log.rows, columns) != (self._rows, self._columns):
             self._rebuild(signal, storage, log, columns)
         else:
             if log.length != self.length:
@@ -129,12 +129,13 @@ class TrajectoryIndex:
         self._allocate(log.rows, columns)
         self.length = length = log.length
         self._set_view()
-        self._newest_row = -1
+        self._known_row, self._known_bytes = -1, 0
         self._circle = length == log.rows and not log.is_cut(0) and not bool(log.cut.any())
         if self._circle:
-            values = signal.read(storage, 0, length, columns)
+            values = signal.read(storage, 0, length)
             self.signals_read += length * columns
-            self._apply(0, length, _close(signal.flags(values, values[0])), None, log)
+            flags = signal.flags(values, columns, values).view(length, columns)
+            self._apply(0, length, _close(flags), None, log)
             return
         for start in range(0, length, _CHUNK):
             self._take(signal, storage, log, start, min(_CHUNK, length - start), appended=start > 0)
@@ -144,7 +145,7 @@ class TrajectoryIndex:
     ) -> None:
         """Read the signals of a run of rows and bring both sets up to date."""
         rows, columns, length = self._rows, self._columns, self.length
-        values = signal.read(storage, start, count, columns)
+        values = signal.read(storage, start, count)
         self.signals_read += count * columns
         before = after = None
         if (
@@ -156,24 +157,31 @@ class TrajectoryIndex:
             # The row before may have been the newest one, which is the last step of its trajectory until
             # another continues it.
             row = start - 1 if start else rows - 1
-            before = signal.flags_before(self._value(signal, storage, row), values)
+            before = signal.flags_before(self._value(signal, storage, row), values, columns)
         if signal.depends_on_next:
             row = (start + count) % rows
             if count < rows and (length == rows or start + count != length) and not log.is_cut(row):
                 after = self._value(signal, storage, row)
             elif count == rows and not log.is_cut(row):
-                after = values[0]
-        self._apply(start, count, signal.flags(values, after), before, log)
-        newest = count - 1 if appended or self._newest_row < 0 else (self._newest_row - start) % rows
-        if newest < count:
-            # A copy: what was read may be a view of the storage.
-            self._newest_row, self._newest = (start + newest) % rows, values[newest].clone()
+                after = values
+        self._apply(start, count, signal.flags(values, columns, after), before, log)
+        known = count - 1 if appended or self._known_row < 0 else (self._known_row - start) % rows
+        if known < count:
+            self._remember((start + known) % rows, values, known)
+
+    def _remember(self, row: int, values: Tensor, place: int) -> None:
+        """Keep a copy of ``values[place]``, those of ``row``: what was read may be a view."""
+        size = values.numel() * values.element_size() // values.shape[0]
+        if self._known_bytes != size:
+            self._known, self._known_bytes = torch.empty_like(values[:1]), size
+        self._known_row = row
+        _native.copy_bytes(values.data_ptr() + place * size, size, self._known.data_ptr())
 
     def _value(self, signal: EndSignal, storage: StepSource, row: int) -> Tensor:
-        if row == self._newest_row and self._newest is not None:
-            return self._newest
+        if row == self._known_row:
+            return self._known
         self.signals_read += self._columns
-        return signal.read(storage, row, 1, self._columns)[0]
+        return signal.read(storage, row, 1)
 
     def _apply(
         self, start: int, count: int, flags: Tensor, before: Tensor | None, log: WriteLog | None
@@ -228,7 +236,7 @@ class TrajectoryIndex:
         return _native.ranked_count(*self._view[2:4], self._n_words)
 
     def length_range(self) -> tuple[int, int]:
-        """Steps of the shortest and of the longest trajectory; zeros if there is none. O(rows / 64 + trajectories)."""
+        """Steps of the shortest and the longest trajectory, or zeros. O(rows / 64 + trajectories)."""
         out = torch.empty(2, dtype=torch.int64)
         _native.trajectory_lengths(*self._view, out.data_ptr())
         shortest, longest = out.tolist()
@@ -244,22 +252,16 @@ class TrajectoryIndex:
             IndexError: a rank is out of range.
         """
         ranks = torch.arange(self.n_eligible) if ranks is None else ranks.contiguous()
-        out = torch.empty(3, ranks.numel(), dtype=torch.int64)
-        column, first, steps = out
-        bad = _native.trajectory_nth(
-            *self._view,
-            ranks.data_ptr(),
-            ranks.numel(),
-            column.data_ptr(),
-            first.data_ptr(),
-            steps.data_ptr(),
-        )
+        count = ranks.numel()
+        runs = torch.empty(3, count, dtype=torch.int64)
+        at, size = runs.data_ptr(), 8 * count
+        bad = _native.trajectory_nth(*self._view, ranks.data_ptr(), count, at, at + size, at + 2 * size)
         if bad >= 0:
             raise IndexError(
                 f"Trajectory {int(ranks[bad])} is out of range: {self.n_eligible} trajectories have at least "
                 f"{self.min_length} steps."
             )
-        return Slices(column, first, steps, int(steps.sum()))
+        return Slices(runs, int(runs[2].sum()))
 
     def draw(
         self,
@@ -287,40 +289,44 @@ class TrajectoryIndex:
         Returns:
             The slices; ``total`` is 0 if no trajectory is eligible.
         """
+        randoms = self._randoms
+        if randoms.numel() != 2 * count:
+            randoms = self._randoms = torch.empty(2 * count, dtype=torch.int64)
         if generator is None or generator.device.type == "cpu":
-            randoms = torch.empty(2 * count, dtype=torch.int64).random_(generator=generator)
+            randoms.random_(generator=generator)
         else:
-            randoms = torch.empty(2 * count, dtype=torch.int64, device=generator.device)
-            randoms = randoms.random_(generator=generator).cpu()
-        out = torch.empty(3, count, dtype=torch.int64)
-        at, size = out.data_ptr(), 8 * count
+            randoms.copy_(randoms.to(generator.device).random_(generator=generator))
+        runs = torch.empty(3, count, dtype=torch.int64)
+        at, size = runs.data_ptr(), 8 * count
         total = _native.trajectory_draw(
             *self._view, randoms.data_ptr(), count, slice_len, left, right, at, at + size, at + 2 * size
         )
-        return Slices(out[0], out[1], out[2], total)
+        return Slices(runs, total)
 
     def expand(self, slices: Slices) -> tuple[Tensor, Tensor | None, Tensor]:
         """The steps of slices, one slice behind the other. O(steps).
 
         Returns:
-            Rows int64 ``[B]``; columns int64 ``[B]``, ``None`` if there is one only; bool ``[B]``, true at the
-            last step of each slice.
+            Rows int64 ``[B]``; columns int64 ``[B]``, ``None`` if there is one only; bool ``[B, 1]``, true at
+            the last step of each slice.
         """
-        total, several = slices.total, self._columns > 1
-        out = torch.empty(1 + several, total, dtype=torch.int64)
-        ends = torch.empty(total, dtype=torch.bool)
-        at = out.data_ptr()
+        runs, total = slices
+        time = torch.empty(total, dtype=torch.int64)
+        column = torch.empty(total, dtype=torch.int64) if self._columns > 1 else None
+        ends = torch.empty(total, 1, dtype=torch.bool)
+        count = runs.shape[1]
+        at, size = runs.data_ptr(), 8 * count
         _native.trajectory_expand(
-            slices.column.data_ptr(),
-            slices.first.data_ptr(),
-            slices.steps.data_ptr(),
-            slices.steps.numel(),
-            self.length,
             at,
-            at + 8 * total if several else 0,
+            at + size,
+            at + 2 * size,
+            count,
+            self.length,
+            time.data_ptr(),
+            0 if column is None else column.data_ptr(),
             ends.data_ptr(),
         )
-        return out[0], out[1] if several else None, ends
+        return time, column, ends
 
 
 def _close(ends: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from replaybank import _native
 from replaybank.storages.write_log import WriteLog
 
 Key = tuple[str, ...]
@@ -56,8 +57,16 @@ class EndSignal(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r})"
 
-    def read(self, storage: StepSource, start: int, count: int, n_columns: int) -> Tensor:
-        """The values of ``count`` rows from ``start`` on (modulo ``rows``), ``[count, n_columns, ...]``. O(count)."""
+    def read(self, storage: StepSource, start: int, count: int) -> Tensor:
+        """The values of ``count`` rows from ``start`` (modulo ``rows``) on. O(count).
+
+        Returns:
+            ``[count, *columns, *item]``, contiguous, on the CPU, perhaps a view of the storage.
+
+        Raises:
+            KeyError: the storage lacks the leaf.
+            RuntimeError: the leaf has more dimensions than the storage.
+        """
         rows = storage.log.rows
         end = start + count
         if end <= rows:
@@ -68,53 +77,56 @@ class EndSignal(ABC):
                 storage.read_leaf(self.key, slice(0, end - rows)),
             )
             value = torch.cat(parts)
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             value = value.cpu()
-        return self.per_column(value, count, n_columns, 1 + len(storage.columns))
+        return self.checked(value, 1 + len(storage.columns)).contiguous()
 
     @abstractmethod
-    def per_column(self, value: Tensor, count: int, n_columns: int, ndim: int) -> Tensor:
-        """``[count, *columns, *item]`` in the form the other methods take: ``[count, n_columns, ...]``."""
+    def checked(self, value: Tensor, ndim: int) -> Tensor:
+        """``value``, cast if need be, of a storage of ``ndim`` dimensions."""
 
     @abstractmethod
-    def flags(self, values: Tensor, after: Tensor | None) -> Tensor:
-        """Whether a trajectory ends with each step, contiguous bool ``[count, n_columns]``. O(count).
+    def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
+        """Whether a trajectory ends with each step, contiguous bool, ``count * n_columns`` in all. O(count).
 
         Args:
-            values: ``[count, n_columns, ...]``, what was read.
-            after: ``[n_columns, ...]``, the values of the next row, if that continues the last one.
+            values: ``[count, ...]``, what was read.
+            n_columns: number of columns.
+            after: ``[1, ...]``, the values of the next row, if that continues the last one.
         """
 
     @abstractmethod
-    def flags_before(self, before: Tensor, values: Tensor) -> Tensor:
-        """The same for the row before, contiguous bool ``[n_columns]``.
+    def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
+        """The same for the row before, contiguous bool of ``n_columns`` elements.
 
         Args:
-            before: ``[n_columns, ...]``, the values of that row.
-            values: ``[count, n_columns, ...]``, those of the rows that continue it.
+            before: ``[1, ...]``, the values of that row.
+            values: ``[count, ...]``, those of the rows that continue it.
+            n_columns: number of columns.
         """
 
 
 class DoneSignal(EndSignal):
-    """A bool (or number) a step; one that is true ends the trajectory. A trailing dimension of 1 is allowed."""
+    """A bool (or number) a step; true ends the trajectory. A trailing dimension of 1 is allowed."""
 
     depends_on_next = False
 
-    def per_column(self, value: Tensor, count: int, n_columns: int, ndim: int) -> Tensor:
-        if value.dtype != torch.bool:
-            value = value != 0
-        if value.dim() != ndim and (value.dim() != ndim + 1 or value.shape[-1] != 1):
+    def checked(self, value: Tensor, ndim: int) -> Tensor:
+        """``value`` as bool."""
+        if value.ndim != ndim and (value.ndim != ndim + 1 or value.shape[-1] != 1):
             raise RuntimeError(
-                f"Expected the end-of-trajectory signal to be {ndim}-dimensional as the storage is (a trailing "
-                f"dimension of 1 is allowed), got {value.dim()} dimensions of shape {tuple(value.shape)} "
-                f"under {self.key}."
+                f"Expected the end-of-trajectory signal to be {ndim}-dimensional as the storage is (a "
+                f"trailing dimension of 1 is allowed), got {value.ndim} dimensions under {self.key}: "
+                f"{tuple(value.shape)}."
             )
-        return value.reshape(count, n_columns).contiguous()
+        return value if value.dtype == torch.bool else value != 0
 
-    def flags(self, values: Tensor, after: Tensor | None) -> Tensor:
+    def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
+        """The values are the flags."""
         return values
 
-    def flags_before(self, before: Tensor, values: Tensor) -> Tensor:
+    def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
+        """The values are the flags."""
         return before
 
 
@@ -123,15 +135,25 @@ class ChangeSignal(EndSignal):
 
     depends_on_next = True
 
-    def per_column(self, value: Tensor, count: int, n_columns: int, ndim: int) -> Tensor:
-        return value.reshape(count, n_columns, -1)
+    def checked(self, value: Tensor, ndim: int) -> Tensor:
+        """``value`` in a form that equal identities have the same bytes in."""
+        return value + 0.0 if value.is_floating_point() else value  # -0.0 becomes 0.0
 
-    def flags(self, values: Tensor, after: Tensor | None) -> Tensor:
-        ends = torch.zeros(values.shape[:2], dtype=torch.bool)
-        torch.any(values[:-1] != values[1:], -1, out=ends[:-1])
-        if after is not None:
-            ends[-1] = self.flags_before(values[-1], after[None])
-        return ends
+    def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
+        """Where the bytes change."""
+        count = values.shape[0]
+        flags = torch.empty(count * n_columns, dtype=torch.bool)
+        size = values.numel() * values.element_size() // flags.numel()
+        _native.trajectory_changes(
+            values.data_ptr(),
+            count,
+            n_columns,
+            size,
+            0 if after is None else after.data_ptr(),
+            flags.data_ptr(),
+        )
+        return flags
 
-    def flags_before(self, before: Tensor, values: Tensor) -> Tensor:
-        return (before != values[0]).any(-1)
+    def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
+        """Where the bytes change."""
+        return self.flags(before, n_columns, values)

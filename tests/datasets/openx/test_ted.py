@@ -183,5 +183,11 @@ def test_unknown_dimensions_are_taken_from_an_episode() -> None:
     fields = {**FIELDS, ("observation", "image_0"): FieldSpec("image", (-1, -1, 3), np.dtype("uint8"))}
     leaves = settle_shapes(ted_leaves(fields), Episode(steps(2), 2, "shard 0, record 0"))
     assert leaves[("observation", "image_0")].shape == (3, 4, 6)
-    with pytest.raises(UnsupportedFeatureError, match="observation/image_0"):
-        settle_shapes(ted_leaves(fields), Episode({("action", "world_vector"): np.zeros((2, 2))}, 2, "x"))
+
+
+def test_a_shape_that_an_episode_does_not_show_is_left_for_another_one() -> None:
+    fields = {**FIELDS, ("observation", "image_0"): FieldSpec("image", (-1, -1, 3), np.dtype("uint8"))}
+    columns = steps(2)
+    del columns[("observation", "image_0")]
+    leaves = settle_shapes(ted_leaves(fields), Episode(columns, 2, "shard 0, record 0"))
+    assert leaves[("observation", "image_0")].shape == (3, -1, -1)

@@ -124,26 +124,15 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
 def settle_shapes(leaves: Mapping[Key, Leaf], episode: Episode) -> dict[Key, Leaf]:
     """The same leaves with the dimensions that were declared unknown taken from one episode.
 
-    Raises:
-        UnsupportedFeatureError: an unknown dimension is still unknown, since the episode lacks the field.
+    A leaf that the episode lacks stays as it is: another episode may show it.
     """
     settled = dict(leaves)
     for key, leaf in leaves.items():
-        if -1 not in leaf.shape:
-            continue
         column = episode.steps.get(leaf.source) if leaf.source is not None else None
-        if column is None:
-            raise UnsupportedFeatureError(
-                f"{'/'.join(key)}: its shape {leaf.shape} is not fully declared, "
-                f"and {episode.where}, which should show it, does not have the field"
-            )
-        if isinstance(column, np.ndarray):
-            shape = column.shape[1:]
-        elif isinstance(column, list):
-            shape = ()
-        else:
-            shape = decode_frames(column, 0, 1).shape[1:]
-        settled[key] = replace(leaf, shape=shape)
+        if -1 not in leaf.shape or column is None or isinstance(column, list):
+            continue
+        values = column if isinstance(column, np.ndarray) else decode_frames(column, 0, 1)
+        settled[key] = replace(leaf, shape=values.shape[1:])
     return settled
 
 

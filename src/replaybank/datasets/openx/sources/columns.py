@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,17 +44,16 @@ class EpisodeDecoder:
     def __init__(self, schema: Schema, dataset: str) -> None:
         self._dataset = dataset
         fields = (*schema.steps, *schema.metadata)
-        names = [name for field in fields for name in _features_of(field)]
+        names = [name for field in fields for name in field.features]
         self._index = PayloadIndex(names)
         row_of = {names[which]: row for row, which in enumerate(self._index.order)}
         readers = {
-            field.key: _reader(field, [row_of[name] for name in _features_of(field)])
-            for field in schema.steps
+            field.key: _reader(field, [row_of[name] for name in field.features]) for field in schema.steps
         }
         self._numbers = [(key, reader) for key, reader in readers.items() if isinstance(reader, _Numbers)]
         self._others = [(key, reader) for key, reader in readers.items() if not isinstance(reader, _Numbers)]
         self._metadata = [
-            (field.key, field, _reader(field, [row_of[name] for name in _features_of(field)]))
+            (field.key, field, _reader(field, [row_of[name] for name in field.features]))
             for field in schema.metadata
         ]
 
@@ -276,10 +274,6 @@ class _Encoded(_Strings):
             return inflater.decompress(raw, self.size + 1)
         except zlib.error as error:
             raise DataFormatError(f"field {_shown(key)}, value {number}: {error}") from error
-
-
-def _features_of(field: StoredField) -> Sequence[str]:
-    return (f"{field.name}/shape", f"{field.name}/value") if field.dynamic else (field.name,)
 
 
 def _reader(field: StoredField, rows: list[int]) -> _Numbers | _Reader:

@@ -77,6 +77,11 @@ class StoredField:
             return False
         return self.spec.shape.count(UNKNOWN) + self.in_steps > 1
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features in the payload that hold this field."""
+        return (f"{self.name}/shape", f"{self.name}/value") if self.dynamic else (self.name,)
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -287,8 +292,9 @@ class _Walk:
 def _refuse_shared_names(where: str, fields: list[StoredField]) -> None:
     seen: dict[str, StoredField] = {}
     for field in fields:
-        other = seen.setdefault(field.name, field)
-        if other is not field:
-            raise DataFormatError(
-                f"{where}: {other.key} and {field.key} are stored under one name, '{field.name}'"
-            )
+        for name in field.features:
+            other = seen.setdefault(name, field)
+            if other is not field:
+                raise DataFormatError(
+                    f"{where}: {other.key} and {field.key} are stored under one name, '{name}'"
+                )

@@ -88,32 +88,36 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str) -> npt.
         DataFormatError: a frame is unreadable, or not of the declared shape and dtype.
         ImportError: the decoder is not installed.
     """
-    height, width, channels = spec.shape if len(spec.shape) == 3 else (-1, -1, -1)
     dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
-    out: npt.NDArray[Any] | None = None
+    shape = spec.shape if len(spec.shape) == 3 else (-1, -1, -1)
+    if not frames:
+        return np.empty((0, *(max(size, 0) for size in shape)), dtype=dtype)
+    first = _header(frames[0], f"{where}: frame 0")
+    known = (first.height, first.width, first.channels(dtype))
+    height, width, channels = (known[i] if size < 0 else size for i, size in enumerate(shape))
+    expected = (height, width, channels)
+    _check(first, expected, dtype, f"{where}: frame 0")
+    out: npt.NDArray[Any] = np.empty((len(frames), *expected), dtype=dtype)
     for number, frame in enumerate(frames):
         place = f"{where}: frame {number}"
-        head = _header(frame, place)
-        if out is None:
-            declared = (
-                head.height if height < 0 else height,
-                head.width if width < 0 else width,
-                head.channels(dtype) if channels < 0 else channels,
-            )
-        _check(head, declared, dtype, place)
-        if out is None:
-            out = np.empty((len(frames), *declared), dtype=dtype)
         try:
+            if first.format == "jpeg" and image_format(frame) == "jpeg":
+                # The decoder reads the header before it writes, and never beyond the buffer: looking at the
+                # header first would cost a tenth of a small frame's time, so it is done to explain only.
+                if _decode_jpeg(frame, out[number]).shape != expected:
+                    _check(_header(frame, place), expected, dtype, place)
+                continue
+            head = _header(frame, place)
+            _check(head, expected, dtype, place)
             if head.format == "jpeg":
                 _decode_jpeg(frame, out[number])
             else:
-                out[number] = _decode_png(frame, declared[2], dtype)
-        except ImportError:
+                out[number] = _decode_png(frame, channels, dtype)
+        except DataFormatError:
             raise
         except (ValueError, OSError, SyntaxError, EOFError) as error:
+            _check(_header(frame, place), expected, dtype, place)
             raise DataFormatError(f"{place} cannot be decoded: {error}") from error
-    if out is None:
-        return np.empty((0, *(max(size, 0) for size in (height, width, channels))), dtype=dtype)
     return out
 
 
@@ -181,8 +185,10 @@ def _check(head: _Header, declared: tuple[int, int, int], dtype: np.dtype[Any], 
         )
 
 
-def _decode_jpeg(frame: memoryview, out: npt.NDArray[Any]) -> None:
-    _simplejpeg().decode_jpeg(frame, colorspace=JPEG_COLORSPACES[out.shape[2]], buffer=out)
+def _decode_jpeg(frame: memoryview, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    colorspace = JPEG_COLORSPACES[out.shape[2]]
+    decoded: npt.NDArray[Any] = _simplejpeg().decode_jpeg(frame, colorspace=colorspace, buffer=out)
+    return decoded
 
 
 def _decode_png(frame: memoryview, channels: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

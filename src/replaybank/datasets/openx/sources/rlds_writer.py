@@ -174,7 +174,7 @@ class RLDSWriter:
         if not field.dynamic:
             return {field.name: array}
         shape = array.shape if field.in_steps else array.shape[1:]
-        return {f"{field.name}/shape": np.array(shape, dtype=np.int64), f"{field.name}/value": array}
+        return dict(zip(field.features, (np.array(shape, dtype=np.int64), array), strict=True))
 
     def close(self) -> None:
         """Make the dataset appear: the shards, then features.json, then dataset_info.json."""

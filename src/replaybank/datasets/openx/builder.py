@@ -1,0 +1,331 @@
+"""Writes a converted dataset: episode by episode, made permanent shard by shard."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from replaybank.checkpoint import fsync_directory, write_json_atomically
+from replaybank.datasets.openx.files import (
+    EPISODES,
+    LOCK,
+    MANIFEST,
+    METADATA,
+    PROGRESS,
+    ROWS,
+    STRINGS,
+    Manifest,
+    ShardRecord,
+    Skipped,
+    column_name,
+    is_converted,
+    read_progress,
+)
+from replaybank.datasets.openx.ted import Leaf, TedEpisode, check_shape, decode_frames
+from replaybank.errors import DataFormatError
+from replaybank.storages.layout import Key, LeafSpec, RowLayout, field_name
+
+try:
+    import fcntl
+except ImportError:  # no file locks on this system: two conversions into one folder must then not meet
+    fcntl = None  # type: ignore[assignment]
+
+FRAME_CHUNK_BYTES = 1 << 26
+"""Decoded frames held at a time: many frames a call, however long the episode."""
+
+
+def plan(name: str, split: str, origin: Mapping[str, Any], leaves: Mapping[Key, Leaf]) -> Manifest:
+    """A conversion as a manifest with nothing done yet."""
+    return Manifest(
+        name=name,
+        split=split,
+        origin=origin,
+        layout=RowLayout.plan(LeafSpec(leaf.key, _torch_dtype(leaf), leaf.shape) for leaf in leaves.values()),
+        kinds={leaf.key: leaf.kind for leaf in leaves.values() if leaf.kind != "tensor"},
+    )
+
+
+def _torch_dtype(leaf: Leaf) -> torch.dtype:
+    """Dtype a leaf is stored in; text as the number of its string."""
+    if leaf.dtype is None:
+        return torch.int32
+    try:
+        return torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    except TypeError:
+        raise DataFormatError(
+            f"{'/'.join(leaf.key)} has dtype {leaf.dtype}, which torch does not have"
+        ) from None
+
+
+class DatasetBuilder:
+    """Appends episodes to the files of a converted dataset.
+
+    What :meth:`commit` has returned from is on the disk and counted in ``progress.json``; killed at any
+    instant, the next builder of the same conversion cuts the files back to that and goes on. The manifest,
+    which makes the dataset usable, is written by :meth:`finish` only. One builder a folder at a time: a
+    second one is refused while the first lives. Not thread-safe.
+
+    Args:
+        folder: where to write; made if missing. Must be empty or hold a conversion.
+        manifest: the conversion, with nothing done yet.
+        leaves: the stored leaves by key, text included.
+        overwrite: begin anew, over a dataset or an unfinished conversion that is there.
+
+    Raises:
+        FileExistsError: the folder holds something else, a complete dataset or another conversion.
+        BlockingIOError: another builder is at work there.
+    """
+
+    def __init__(
+        self, folder: str | Path, manifest: Manifest, leaves: Mapping[Key, Leaf], *, overwrite: bool = False
+    ) -> None:
+        self.folder = Path(folder)
+        self.leaves = dict(leaves)
+        self._lock = claim(self.folder)
+        self._files: dict[str, IO[bytes]] = {}
+        try:
+            self.manifest = self._begin(manifest, overwrite)
+            self._open_files()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, manifest: Manifest, overwrite: bool) -> Manifest:
+        if overwrite or not is_converted(self.folder):
+            discard(self.folder)  # also what is left of a discarding that was interrupted
+        elif (self.folder / MANIFEST).exists():
+            raise FileExistsError(
+                f"{self.folder} holds a converted dataset already; overwrite=True replaces it"
+            )
+        if (self.folder / PROGRESS).exists():
+            progress = read_progress(self.folder)
+            if not progress.same_conversion(manifest):
+                raise FileExistsError(
+                    f"{self.folder} holds an unfinished conversion of {progress.name!r} ({progress.split}), "
+                    f"which is another than this one of {manifest.name!r} ({manifest.split}): choose another "
+                    "folder, or overwrite=True to begin anew"
+                )
+            return progress
+        _write_json(self.folder / PROGRESS, manifest)
+        return manifest
+
+    def _open_files(self) -> None:
+        for name, size in self.manifest.sizes().items():
+            path = self.folder / name
+            file = open(path, "r+b" if path.exists() else "x+b")  # noqa: SIM115  (closed by close())
+            self._files[name] = file
+            found = file.seek(0, os.SEEK_END)
+            if found < size:
+                raise DataFormatError(
+                    f"{path} has {found} bytes, the progress says {size}: begin anew with overwrite=True"
+                )
+            file.truncate(size)
+            file.seek(size)
+        strings = self._files[STRINGS]
+        strings.seek(0)
+        lines = strings.read(self.manifest.file_sizes[STRINGS]).splitlines()
+        self._strings: dict[str, int] = {json.loads(line): number for number, line in enumerate(lines)}
+        self._layout: RowLayout = self.manifest.layout
+        self._row_dtype = self._layout.numpy_dtype() if self._layout.row_bytes else None
+        self._shard_steps = self._shard_episodes = 0
+        self._missing = {key: list(episodes) for key, episodes in self.manifest.missing.items()}
+        self._faults = Counter(self.manifest.faults)
+        self._skipped = list(self.manifest.skipped)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes so far: the number of the next one."""
+        return self.manifest.episodes + self._shard_episodes
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self.manifest.steps + self._shard_steps
+
+    def add(self, episode: TedEpisode, metadata: Mapping[str, Any]) -> None:
+        """Append an episode. If it fails, the files are as they were. O(bytes of the episode).
+
+        Args:
+            episode: in TED layout, with the leaves of this dataset.
+            metadata: plain values for ``metadata.jsonl``.
+
+        Raises:
+            DataFormatError: a frame cannot be decoded or has another shape than the dataset.
+        """
+        before = {name: file.tell() for name, file in self._files.items()}
+        known = len(self._strings)
+        try:
+            self._write(episode, metadata)
+        except BaseException:
+            for name, file in self._files.items():
+                file.seek(before[name])
+                file.truncate()
+            for text in list(self._strings)[known:]:
+                del self._strings[text]
+            raise
+        for key in episode.missing:
+            self._missing.setdefault(key, []).append(self.episodes)
+        self._faults.update(episode.faults)
+        self._shard_steps += episode.length
+        self._shard_episodes += 1
+
+    def _write(self, episode: TedEpisode, metadata: Mapping[str, Any]) -> None:
+        length = episode.length
+        rows = np.zeros(length, self._row_dtype) if self._row_dtype is not None else None
+        column = 0
+        for spec, offset in zip(self._layout.leaves, self._layout.offsets, strict=True):
+            values = episode.columns[spec.key]
+            if offset is not None:
+                rows[field_name(spec.key)] = self._plain(values)  # type: ignore[index]
+                continue
+            self._write_column(self._files[column_name(column)], self.leaves[spec.key], values, length)
+            column += 1
+        if rows is not None:
+            self._files[ROWS].write(rows.tobytes())
+        self._files[EPISODES].write(np.array([self.steps, length], "<i8").tobytes())
+        line = json.dumps(metadata, ensure_ascii=True, sort_keys=True)
+        self._files[METADATA].write(line.encode() + b"\n")
+
+    def _write_column(self, file: IO[bytes], leaf: Leaf, values: Any, length: int) -> None:
+        item = leaf.dtype.itemsize * int(np.prod(leaf.shape)) if leaf.dtype is not None else 4
+        chunk = max(1, FRAME_CHUNK_BYTES // max(item, 1))
+        for start in range(0, length, chunk):
+            stop = min(start + chunk, length)
+            if isinstance(values, (np.ndarray, list)):
+                part = self._plain(values[start:stop])
+            else:
+                part = decode_frames(values, start, stop)
+                check_shape(leaf, part.shape[1:], f"{self.manifest.name}: episode {self.episodes}")
+            file.write(np.ascontiguousarray(part, dtype=leaf.dtype).data)
+
+    def _plain(self, values: Any) -> npt.NDArray[Any]:
+        """Texts as their numbers, new ones written down; arrays as they are."""
+        if not isinstance(values, list):
+            return np.asarray(values)
+        codes = np.empty(len(values), np.int32)
+        for i, text in enumerate(values):
+            code = self._strings.get(text)
+            if code is None:
+                code = self._strings[text] = len(self._strings)
+                self._files[STRINGS].write(json.dumps(text).encode() + b"\n")
+            codes[i] = code
+        return codes
+
+    def skip(self, shard: str, record: int, reason: str) -> None:
+        """Note a record that was left out."""
+        self._skipped.append(Skipped(shard, record, reason))
+
+    def commit(self, shard: str) -> None:
+        """Make everything since the last commit permanent: the shard is done."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        self.manifest = replace(
+            self.manifest,
+            shards=(*self.manifest.shards, ShardRecord(shard, self._shard_episodes, self._shard_steps)),
+            strings=len(self._strings),
+            file_sizes={name: self._files[name].tell() for name in (STRINGS, METADATA)},
+            missing={key: tuple(episodes) for key, episodes in sorted(self._missing.items())},
+            faults=dict(sorted(self._faults.items())),
+            skipped=tuple(self._skipped),
+        )
+        self._shard_steps = self._shard_episodes = 0
+        _write_json(self.folder / PROGRESS, self.manifest)
+
+    def finish(self) -> Manifest:
+        """Declare the dataset complete. What was not committed does not count."""
+        _write_json(self.folder / MANIFEST, self.manifest)
+        (self.folder / PROGRESS).unlink()
+        fsync_directory(self.folder)
+        self.close()
+        return self.manifest
+
+    def close(self) -> None:
+        """Close the files and let others in. What was not committed will be cut off."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may still hold a copy of the descriptor
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> DatasetBuilder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def discard(folder: str | Path) -> None:
+    """Remove the files of a converted dataset, complete or not, and nothing else.
+
+    Raises:
+        FileExistsError: something else is in the folder; nothing was removed.
+    """
+    folder = Path(folder)
+    check_ours(folder)
+    # The manifest first: without it, what is left is no dataset, whenever this is interrupted.
+    for name in (MANIFEST, *sorted(_ours(folder) - {MANIFEST, PROGRESS, LOCK}), PROGRESS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_ours(folder: Path) -> None:
+    """Raise FileExistsError if a folder holds anything but a conversion."""
+    ours = _ours(folder)
+    strangers = {entry.name for entry in folder.iterdir()} - ours - {LOCK}
+    if strangers or (ours and not is_converted(folder) and not (folder / LOCK).exists()):
+        found = ", ".join(sorted(strangers or ours)[:3])
+        raise FileExistsError(
+            f"{folder} holds files that are not of a converted dataset ({found}): choose another folder"
+        )
+
+
+def _ours(folder: Path) -> set[str]:
+    """Names in a folder that only a conversion makes."""
+    fixed = {MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA}
+    names = {entry.name for entry in folder.iterdir() if entry.is_file()}
+    temporary = tuple(f".{name}." for name in (MANIFEST, PROGRESS))
+    return {
+        name
+        for name in names
+        if name in fixed
+        or (name.startswith("column-") and name.endswith(".bin"))
+        or (name.startswith(temporary) and name.endswith(".tmp"))
+    }
+
+
+def claim(folder: Path) -> int | None:
+    """Keep other conversions out of a folder until the returned descriptor is closed or the process dies.
+
+    Raises:
+        BlockingIOError: another one is at work there.
+        FileExistsError: the path is a file, or a folder that holds something else.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    check_ours(folder)
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BlockingIOError(f"another conversion is writing to {folder}; wait for it, or stop it") from None
+    return descriptor
+
+
+def _write_json(path: Path, manifest: Manifest) -> None:
+    write_json_atomically(path, manifest.to_json())

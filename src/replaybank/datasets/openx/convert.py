@@ -1,0 +1,194 @@
+"""Converts the episodes of a source into memory-mapped tensors, shard by shard."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from replaybank.datasets.openx.builder import DatasetBuilder, plan
+from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard
+from replaybank.datasets.openx.sources.rlds import RLDSSource
+from replaybank.datasets.openx.ted import Leaf, settle_shapes, ted_leaves, to_ted
+from replaybank.errors import CorruptRecordError, DataFormatError
+
+OnError = Literal["raise", "skip"]
+
+
+def convert(
+    source: EpisodeSource | str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    split: str = "train",
+    overwrite: bool = False,
+    progress: bool | None = None,
+    on_error: OnError = "raise",
+) -> Manifest:
+    """Convert robot episodes into a memory-mapped dataset. O(bytes); holds one encoded episode at a time.
+
+    The dataset is usable once this has returned; killed before, at any instant, the same call goes on where
+    the last finished shard ended, with the same result to the byte. A finished one is left as it is.
+
+    Args:
+        source: the folder of an RLDS dataset, or any episode source.
+        dest: folder to write to; made if missing, else empty or holding this conversion.
+        split: split to convert, where ``source`` is a folder.
+        overwrite: replace a converted dataset, or begin anew one that is unfinished.
+        progress: show a progress bar; by default where the error output is a terminal.
+        on_error: ``"raise"`` stops at a record that cannot be read; ``"skip"`` leaves it out and counts it.
+
+    Returns:
+        What the dataset holds, what was put right in it and what was left out.
+
+    Raises:
+        CorruptRecordError: a record fails its checksum or is cut short; names file, record and offset.
+        DataFormatError: an episode is not what the dataset declares, or there are no episodes.
+        FileExistsError: ``dest`` holds something else.
+        BlockingIOError: another conversion is writing to ``dest``.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    if not isinstance(source, (str, os.PathLike)):
+        return _convert(source, getattr(source, "split", split), Path(dest), overwrite, progress, on_error)
+    return _convert(RLDSSource(source, split), split, Path(dest), overwrite, progress, on_error)
+
+
+def _convert(
+    source: EpisodeSource, split: str, folder: Path, overwrite: bool, progress: bool | None, on_error: OnError
+) -> Manifest:
+    shards = list(source.shards())
+    leaves = _leaves(source, shards, on_error)
+    origin = {
+        "kind": type(source).__name__,
+        "version": getattr(source, "version", ""),
+        "shards": [_name(shard) for shard in shards],
+    }
+    wanted = plan(source.name, split, origin, leaves)
+    if not overwrite and (folder / MANIFEST).is_file():
+        done = read_manifest(folder)
+        if done.same_conversion(wanted):
+            return done
+    with (
+        DatasetBuilder(folder, wanted, leaves, overwrite=overwrite) as builder,
+        _Bar(shards, builder, progress) as bar,
+    ):
+        for shard in shards[len(builder.manifest.shards) :]:
+            for record, episode in _episodes(source, shard, on_error, builder):
+                try:
+                    ted = to_ted(episode, leaves, builder.episodes, source.name)
+                    builder.add(ted, {"where": f"{_name(shard)} record {record}", **_plain(episode.metadata)})
+                except DataFormatError as error:
+                    if on_error == "raise":
+                        raise
+                    builder.skip(_name(shard), record, str(error))
+                bar.episode(episode.length)
+            builder.commit(_name(shard))
+        if builder.manifest.episodes == 0:
+            raise DataFormatError(f"{source.name}: there are no episodes in split {split!r} to convert")
+        return builder.finish()
+
+
+def _leaves(source: EpisodeSource, shards: list[Shard], on_error: OnError) -> dict[Key, Leaf]:
+    """The leaves of the dataset; shapes not declared are those of the first episodes that show them."""
+    leaves = ted_leaves(source.fields)
+    for shard in shards:
+        if all(-1 not in leaf.shape for leaf in leaves.values()):
+            return leaves
+        try:
+            for episode in source.episodes(shard):
+                leaves = settle_shapes(leaves, episode)
+                if all(-1 not in leaf.shape for leaf in leaves.values()):
+                    return leaves
+        except DataFormatError:
+            if on_error == "raise":
+                raise
+    unknown = {"/".join(leaf.key): leaf.shape for leaf in leaves.values() if -1 in leaf.shape}
+    if unknown:
+        raise DataFormatError(f"{source.name}: no episode shows the shapes that are not declared: {unknown}")
+    return leaves
+
+
+def _episodes(
+    source: EpisodeSource, shard: Shard, on_error: OnError, builder: DatasetBuilder
+) -> Iterator[tuple[int, Episode]]:
+    """Episodes of a shard with their record numbers; with ``"skip"``, past the records that fail."""
+    record = 0
+    skipped = False
+    while True:
+        try:
+            for episode in source.episodes(shard, record):
+                yield record, episode
+                record += 1
+            return
+        except DataFormatError as error:
+            if on_error == "raise":
+                raise
+            failed = error.record if isinstance(error, CorruptRecordError) else record
+            if failed < record:
+                # The reader cannot even step over the record skipped last: its length is gone, and with it
+                # the way to all records behind it.
+                builder.skip(_name(shard), record, "the rest of the shard cannot be reached")
+                return
+            builder.skip(_name(shard), failed, str(error))
+            record = failed + 1
+            skipped = True
+        except IndexError:
+            if not skipped:
+                raise
+            return  # the record skipped last was the last one
+
+
+def _name(shard: Shard) -> str:
+    return shard.path.rstrip("/").rpartition("/")[2]
+
+
+def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
+    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text."""
+
+    def value(x: Any) -> Any:
+        if isinstance(x, (np.ndarray, np.generic)):
+            return value(x.tolist())
+        if isinstance(x, bytes):
+            return x.decode("utf-8", "backslashreplace")
+        if isinstance(x, float) and not math.isfinite(x):
+            return str(x)
+        if isinstance(x, (list, tuple)):
+            return [value(item) for item in x]
+        return x if isinstance(x, (bool, int, float, str)) or x is None else str(x)
+
+    return {"metadata": [[list(key), value(x)] for key, x in metadata.items()]} if metadata else {}
+
+
+class _Bar:
+    """The progress bar of a conversion: episodes, with steps a second; silent where not asked for."""
+
+    def __init__(self, shards: list[Shard], builder: DatasetBuilder, show: bool | None) -> None:
+        from tqdm import tqdm
+
+        declared = [shard.episodes for shard in shards]
+        self._steps = 0
+        self._bar: tqdm[Any] = tqdm(
+            total=None if None in declared else sum(n for n in declared if n is not None),
+            initial=builder.episodes,
+            desc=builder.manifest.name,
+            unit="episode",
+            disable=None if show is None else not show,
+        )
+
+    def episode(self, steps: int) -> None:
+        self._steps += steps
+        self._bar.update()
+        elapsed = self._bar.format_dict["elapsed"]
+        if elapsed:
+            self._bar.set_postfix_str(f"{self._steps / elapsed:,.0f} steps/s", refresh=False)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

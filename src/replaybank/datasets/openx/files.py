@@ -1,0 +1,302 @@
+"""The files of a converted dataset, and what says that it is complete.
+
+A folder holds
+
+======================  ====================================================================================
+``manifest.json``       what is here; written last, so that its presence means: complete
+``progress.json``       the same while a conversion is under way, renewed after each shard
+``rows.bin``            the small leaves of all steps in rows (:mod:`replaybank.storages.layout`)
+``column-000.bin`` ...  one plain array ``[steps, *shape]`` for each large leaf, in the layout's order
+``episodes.bin``        int64 ``[episodes, 2]``: first step and length of each episode
+``strings.jsonl``       the distinct texts, one JSON string a line; leaves of text hold line numbers
+``metadata.jsonl``      one JSON object an episode: where it came from and its metadata
+======================  ====================================================================================
+
+All numbers are little-endian, arrays in C order, without headers. While a conversion is under way a file may
+be longer than the progress says (it was killed in the middle of a shard): what is beyond does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from replaybank.errors import DataFormatError, IncompleteDatasetError
+from replaybank.storages.layout import RowLayout
+
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+ROWS = "rows.bin"
+EPISODES = "episodes.bin"
+STRINGS = "strings.jsonl"
+METADATA = "metadata.jsonl"
+LOCK = ".lock"
+
+FORMAT = "replaybank.dataset"
+VERSION = 1
+EPISODE_BYTES = 16
+"""Two int64: first step and length."""
+
+_MAX_MANIFEST_BYTES = 1 << 28  # of a file that is read into memory: a million episodes' faults fit many times
+
+
+def column_name(number: int) -> str:
+    """File of the ``number``-th large leaf."""
+    return f"column-{number:03d}.bin"
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard of the origin, as far as it has been converted.
+
+    Args:
+        name: its file name, without the folder.
+        episodes: episodes taken from it.
+        steps: steps taken from it.
+    """
+
+    name: str
+    episodes: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A record of the origin that could not be read and was left out on request.
+
+    Args:
+        shard: file name of its shard.
+        record: its number there.
+        reason: what was wrong with it.
+    """
+
+    shard: str
+    record: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a converted dataset holds, or has so far.
+
+    Args:
+        name: name of the dataset.
+        split: split that was converted.
+        origin: what it was made from: kind, version, names of the shards.
+        layout: where the stored leaves of a step lie.
+        kinds: ``"text"`` and ``"image"`` leaves by key; all others hold numbers.
+        shards: the shards done, in order.
+        strings: number of distinct texts.
+        file_sizes: bytes of ``strings.jsonl`` and ``metadata.jsonl`` that count.
+        missing: for each leaf that some episode lacks, the numbers of those episodes.
+        faults: faults of the data that were put right, with how often.
+        skipped: records left out.
+    """
+
+    name: str
+    split: str
+    origin: Mapping[str, Any]
+    layout: RowLayout
+    kinds: Mapping[tuple[str, ...], str]
+    shards: tuple[ShardRecord, ...] = ()
+    strings: int = 0
+    file_sizes: Mapping[str, int] = field(default_factory=lambda: {STRINGS: 0, METADATA: 0})
+    missing: Mapping[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Steps in all."""
+        return sum(shard.steps for shard in self.shards)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes in all."""
+        return sum(shard.episodes for shard in self.shards)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes that count of each file beside the manifest."""
+        sizes = {EPISODES: self.episodes * EPISODE_BYTES, **self.file_sizes}
+        if self.layout.row_bytes:
+            sizes[ROWS] = self.steps * self.layout.row_bytes
+        for number, leaf in enumerate(self.layout.columns):
+            sizes[column_name(number)] = self.steps * self.layout.leaves[leaf].bytes
+        return sizes
+
+    def same_conversion(self, other: Manifest) -> bool:
+        """Whether both come from one origin into one layout: one can go on where the other stopped."""
+        return replace(self, **_BLANK) == replace(other, **_BLANK)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON; :meth:`from_json` takes them back."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "split": self.split,
+            "origin": dict(self.origin),
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "layout": self.layout.to_json(),
+            "kinds": [{"key": list(key), "kind": kind} for key, kind in self.kinds.items()],
+            "shards": [vars(shard) for shard in self.shards],
+            "strings": self.strings,
+            "file_sizes": dict(self.file_sizes),
+            "missing": [{"key": list(key), "episodes": list(e)} for key, e in self.missing.items()],
+            "faults": dict(self.faults),
+            "skipped": [vars(record) for record in self.skipped],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Manifest:
+        """The manifest that :meth:`to_json` described. Trusts nothing.
+
+        Raises:
+            ValueError: the value is no such description; says what is wrong.
+        """
+        _expect(value, dict, "the manifest")
+        if value.get("format") != FORMAT:
+            raise ValueError(f"its format is {value.get('format')!r:.80}, not {FORMAT!r}")
+        if _natural(value, "version") != VERSION:
+            raise ValueError(f"it is of version {value['version']}; this release reads {VERSION}")
+        layout = RowLayout.from_json(value.get("layout"))
+        keys = {leaf.key for leaf in layout.leaves}
+        kinds = {}
+        for entry in _list(value, "kinds"):
+            kind = _get(entry, "kind", str)
+            if kind not in ("text", "image"):
+                raise ValueError(f"a leaf is of the unknown kind {kind!r:.80}")
+            kinds[_key(entry, keys)] = kind
+        manifest = cls(
+            name=_get(value, "name", str),
+            split=_get(value, "split", str),
+            origin=_get(value, "origin", dict),
+            layout=layout,
+            kinds=kinds,
+            shards=tuple(
+                ShardRecord(_get(s, "name", str), _natural(s, "episodes"), _natural(s, "steps"))
+                for s in _list(value, "shards")
+            ),
+            strings=_natural(value, "strings"),
+            file_sizes={n: _natural(_get(value, "file_sizes", dict), n) for n in (STRINGS, METADATA)},
+            missing={
+                _key(entry, keys): tuple(_expect(e, int, "an episode") for e in _list(entry, "episodes"))
+                for entry in _list(value, "missing")
+            },
+            faults={k: _natural(value["faults"], k) for k in _get(value, "faults", dict)},
+            skipped=tuple(
+                Skipped(_get(s, "shard", str), _natural(s, "record"), _get(s, "reason", str))
+                for s in _list(value, "skipped")
+            ),
+        )
+        for name in ("steps", "episodes"):
+            if _natural(value, name) != getattr(manifest, name):
+                raise ValueError(f"it claims {value[name]} {name}, its shards have {getattr(manifest, name)}")
+        for absent in manifest.missing.values():
+            if any(not 0 <= episode < manifest.episodes for episode in absent):
+                raise ValueError("it names a missing entry in an episode that it does not have")
+        return manifest
+
+
+_BLANK: dict[str, Any] = {
+    "shards": (),
+    "strings": 0,
+    "file_sizes": {},
+    "missing": {},
+    "faults": {},
+    "skipped": (),
+}
+
+
+def is_converted(path: str | Path) -> bool:
+    """Whether a folder holds a converted dataset, complete or not."""
+    return (Path(path) / MANIFEST).is_file() or (Path(path) / PROGRESS).is_file()
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of a complete dataset, its files checked to be there with their sizes.
+
+    Raises:
+        FileNotFoundError: there is no converted dataset.
+        IncompleteDatasetError: its conversion has not been finished.
+        DataFormatError: the manifest is damaged, or a file is not of its size.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        if (folder / PROGRESS).is_file():
+            progress = read_progress(folder)
+            raise IncompleteDatasetError(
+                f"{folder}: the conversion of {progress.name!r} was not finished ({len(progress.shards)} of "
+                f"{len(progress.origin.get('shards', ()))} shards are done); run the same conversion again, "
+                "it goes on where it stopped"
+            )
+        raise FileNotFoundError(
+            f"{folder} holds no converted dataset (there is no {MANIFEST}); "
+            "make one with replaybank.convert(source, path) or `replaybank convert SOURCE PATH`"
+        )
+    manifest = _read(folder / MANIFEST)
+    for name, size in manifest.sizes().items():
+        try:
+            found = (folder / name).stat().st_size
+        except FileNotFoundError:
+            raise DataFormatError(f"{folder / name} is missing; convert the dataset again") from None
+        if found != size:
+            raise DataFormatError(
+                f"{folder / name} has {found} bytes, the manifest says {size}: convert the dataset again"
+            )
+    return manifest
+
+
+def read_progress(path: str | Path) -> Manifest:
+    """What a conversion that is under way, or was interrupted, has done so far.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataFormatError: the file is damaged.
+    """
+    return _read(Path(path) / PROGRESS)
+
+
+def _read(file: Path) -> Manifest:
+    if sys.byteorder != "little":
+        raise DataFormatError(f"{file}: converted datasets are little-endian, this machine is not")
+    if file.stat().st_size > _MAX_MANIFEST_BYTES:
+        raise DataFormatError(f"{file}: larger than any manifest ({_MAX_MANIFEST_BYTES} bytes)")
+    try:
+        return Manifest.from_json(json.loads(file.read_bytes()))
+    except (ValueError, RecursionError) as error:
+        raise DataFormatError(f"{file} is damaged: {error}") from error
+
+
+def _expect(value: Any, kind: type, what: str) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{what} should be of type {kind.__name__}, got {value!r:.80}")
+    return value
+
+
+def _get(entry: Any, name: str, kind: type) -> Any:
+    return _expect(_expect(entry, dict, "an entry").get(name), kind, f"{name!r}")
+
+
+def _list(entry: Any, name: str) -> list[Any]:
+    found: list[Any] = _get(entry, name, list)
+    return found
+
+
+def _natural(entry: Any, name: str) -> int:
+    number: int = _get(entry, name, int)
+    if not 0 <= number < 1 << 62:
+        raise ValueError(f"{name!r} should be a number of things, got {number}")
+    return number
+
+
+def _key(entry: Any, keys: set[tuple[str, ...]]) -> tuple[str, ...]:
+    key = tuple(_list(entry, "key"))
+    if key not in keys:
+        raise ValueError(f"the leaf {key!r:.80} is not in the layout")
+    return key

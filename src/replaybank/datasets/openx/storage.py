@@ -1,0 +1,258 @@
+"""A converted dataset as a storage: on disk, read-only, next observations made when they are read."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
+
+from replaybank.datasets.openx.files import (
+    EPISODE_BYTES,
+    EPISODES,
+    ROWS,
+    STRINGS,
+    Manifest,
+    column_name,
+    read_manifest,
+)
+from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE
+from replaybank.errors import DataFormatError
+from replaybank.storages._tensordict import build
+from replaybank.storages.base import Batch, Storage
+from replaybank.storages.indexing import Run
+from replaybank.storages.layout import Key
+from replaybank.storages.table import LeafTable, checked
+
+OBSERVATION = "observation"
+NO_TEXT = -1
+"""Number that stands for the text of an observation that is not there."""
+
+
+class DatasetStorage(Storage):
+    """The steps of a converted dataset, memory-mapped: nothing is read but what is asked for.
+
+    An item is a TED step (:mod:`replaybank.datasets.openx.ted`). A frame is stored once: the next observation
+    is gathered from the following step, and is zero with ``("next", "valid")`` False at the last step of an
+    episode. Where some episodes lack an entry that others have, ``("mask", *key)`` says which steps have it.
+
+    Reading is safe from any number of threads. Pickles as its path; every process maps the files itself.
+
+    Args:
+        folder: a converted dataset.
+
+    Raises:
+        FileNotFoundError: there is none.
+        IncompleteDatasetError: its conversion has not been finished.
+        DataFormatError: a file is damaged.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest: Manifest = read_manifest(self.folder)
+        super().__init__(self.manifest.steps, 1, torch.device("cpu"))
+        self.log.fill()
+        layout = self.manifest.layout
+        buffers = [self._map(ROWS)] if layout.row_bytes else []
+        buffers += [self._map(column_name(number)) for number in range(len(layout.columns))]
+        self._table = LeafTable(layout, (self.rows,), buffers, torch.device("cpu"))
+        self._keys = [leaf.key for leaf in layout.leaves]
+        self._seen = [i for i, key in enumerate(self._keys) if key[0] == OBSERVATION]
+        self._next_table = self._observation_table()
+        self._texts = {key for key, kind in self.manifest.kinds.items() if kind == "text"}
+        self._done = self._keys.index(NEXT_DONE)
+        self._episode = self._keys.index(EPISODE)
+        self.bounds = self._read_bounds()
+        """First step and length of each episode, int64 ``[episodes, 2]``."""
+        self._last_steps = self.bounds.sum(1) - 1
+        self.strings = self._read_strings()
+        """The distinct texts."""
+        self._missing = self._missing_table()
+
+    def _map(self, name: str) -> Tensor:
+        path = self.folder / name
+        with open(path, "rb") as file:
+            if not path.stat().st_size:  # leaves without elements: nothing to map
+                return torch.empty(0, dtype=torch.uint8)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():
+            # torch warns that it cannot keep anybody from writing; nobody gets these tensors.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def _observation_table(self) -> LeafTable | None:
+        """The observation's leaves alone: what a next observation consists of."""
+        if not self._seen:
+            return None
+        layout = self.manifest.layout
+        part = type(layout)(
+            [layout.leaves[i] for i in self._seen], [layout.offsets[i] for i in self._seen], layout.row_bytes
+        )
+        views = [self._table.views[i] for i in self._seen]
+        return LeafTable(part, (self.rows,), views, torch.device("cpu"), given=True)
+
+    def _read_bounds(self) -> Tensor:
+        path = self.folder / EPISODES
+        bounds = np.fromfile(path, "<i8").reshape(-1, EPISODE_BYTES // 8)
+        starts, lengths = bounds[:, 0], bounds[:, 1]
+        ends = np.cumsum(lengths)
+        if (lengths < 1).any() or (starts != ends - lengths).any() or ends[-1] != self.rows:
+            raise DataFormatError(
+                f"{path} is damaged: its episodes do not follow each other to the last step"
+            )
+        return torch.from_numpy(bounds.astype(np.int64))
+
+    def _read_strings(self) -> list[str]:
+        path = self.folder / STRINGS
+        try:
+            strings = [json.loads(line) for line in path.read_bytes().splitlines()]
+        except ValueError as error:
+            raise DataFormatError(f"{path} is damaged: {error}") from error
+        if len(strings) != self.manifest.strings or not all(isinstance(text, str) for text in strings):
+            raise DataFormatError(f"{path} is damaged: the manifest says {self.manifest.strings} texts")
+        return strings
+
+    def _missing_table(self) -> list[tuple[Key, Tensor]]:
+        """For each leaf that some episodes lack: bool ``[episodes]``, True where it is there."""
+        table = []
+        for key, episodes in self.manifest.missing.items():
+            there = torch.ones(len(self.bounds), dtype=torch.bool)
+            there[torch.tensor(episodes)] = False
+            table.append((key, there))
+        return table
+
+    # --- what it says of itself ------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """Always: what a step looks like stands in the manifest."""
+        return True
+
+    def leaf_keys(self) -> list[Key]:
+        """Keys of the stored leaves, text included (as numbers of strings)."""
+        return list(self._keys)
+
+    def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
+        """One stored leaf of some steps. O(steps); ends and episode numbers without touching the rows."""
+        if key not in self._keys:
+            raise KeyError(f"{key!r} is not in {self.manifest.name}, which has {self._keys}")
+        if key not in (EPISODE, NEXT_DONE):
+            return self._table.views[self._keys.index(key)][rows]
+        if isinstance(rows, slice):
+            rows = torch.arange(*rows.indices(self.rows))
+        episode = torch.searchsorted(self._last_steps, rows)
+        if key == EPISODE:
+            return episode.to(torch.int32)
+        return (self._last_steps[episode] == rows)[:, None]
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def _read_run(self, run: Run) -> TensorDict:
+        index = torch.arange(run.start, run.start + run.size).view(run.lead)
+        return self._read_items(index)
+
+    def _read_items(self, items: Tensor) -> TensorDict:
+        items = checked(items.cpu(), self.rows)
+        leaves = self._table.gather(items, self.rows)
+        lead = items.shape
+        last = leaves[self._done].view(lead)
+        ends = bool(last.any())
+        entries: dict[Key, Any] = dict(zip(self._keys, leaves, strict=True))
+        if self._next_table is not None:
+            following = self._next_table.gather(torch.where(last, items, items + 1), self.rows)
+            for i, values in zip(self._seen, following, strict=True):
+                if ends:
+                    values[last] = NO_TEXT if self._keys[i] in self._texts else 0
+                entries[("next", *self._keys[i])] = values
+        entries[("next", "valid")] = ~leaves[self._done]
+        for name in ("done", "terminated", "truncated"):
+            entries[(name,)] = torch.zeros((*lead, 1), dtype=torch.bool)
+        episode = leaves[self._episode].long()
+        for key, there in self._missing:
+            entries[("mask", *key)] = there[episode]
+        for key in list(entries):
+            if key in self._texts or (key[0] == "next" and key[1:] in self._texts):
+                entries[key] = self._text(entries[key])
+        return _nest(entries, lead)
+
+    def _text(self, codes: Tensor) -> NonTensorData | NonTensorStack:
+        """Numbers of strings as strings. O(B)."""
+        if codes.ndim == 0:
+            return NonTensorData(self._string(int(codes)))
+        if codes.ndim > 1:
+            return NonTensorStack(*(self._text(part) for part in codes.unbind(0)))
+        numbers = codes.tolist()
+        # One object a distinct text and batch: making one an item costs 5 microseconds each.
+        made = {number: NonTensorData(self._string(number)) for number in set(numbers)}
+        return NonTensorStack(*(made[number] for number in numbers))
+
+    def _string(self, number: int) -> str:
+        if number == NO_TEXT:
+            return ""
+        if not 0 <= number < len(self.strings):
+            raise DataFormatError(
+                f"{self.folder / ROWS} is damaged: a step names text {number} of {len(self.strings)}"
+            )
+        return self.strings[number]
+
+    # --- what a read-only storage refuses --------------------------------------------------------------
+
+    def _refuse(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self.manifest.name} is a stored dataset and cannot be written to; make a changed copy instead"
+        )
+
+    def prepare(self, data: Any, *, single: bool = False) -> Batch:
+        """Refuses: the dataset is read-only."""
+        raise self._refuse()
+
+    def _store_run(self, start: int, batch: Batch, skip: int) -> None:
+        raise self._refuse()
+
+    def _store_items(self, items: Run | Tensor, data: Any) -> None:
+        raise self._refuse()
+
+    def empty(self) -> None:
+        """Refuses: the dataset is read-only."""
+        raise self._refuse()
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which dataset this is; the data stays where it is."""
+        return {"name": self.manifest.name, "split": self.manifest.split, "steps": self.rows}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a state is of this dataset.
+
+        Raises:
+            ValueError: it is of another one.
+        """
+        if dict(state_dict) != self.state_dict():
+            raise ValueError(f"The state is of {dict(state_dict)}, this dataset is {self.state_dict()}.")
+
+    def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path]]:
+        return type(self), (self.folder,)
+
+
+def _nest(entries: Mapping[Key, Any], lead: torch.Size) -> TensorDict:
+    """Entries by path as nested TensorDicts."""
+    tree: dict[str, Any] = {}
+    for key, value in entries.items():
+        node = tree
+        for part in key[:-1]:
+            node = node.setdefault(part, {})
+        node[key[-1]] = value
+
+    def make(node: dict[str, Any]) -> TensorDict:
+        source = {name: make(value) if type(value) is dict else value for name, value in node.items()}
+        return build(source, lead, None)
+
+    return cast(TensorDict, make(tree))

@@ -1,0 +1,120 @@
+"""What every writer does: it decides where data goes, and says where it went."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from replaybank.checkpoint import Stateful
+from replaybank.storages.base import Storage
+
+
+class Writer(Stateful):
+    """Decides where in a storage new items go.
+
+    The cursor and the count of what was written have their one home in ``storage.log``, so that two writers
+    on one storage agree; a writer itself keeps only where it began to count.
+
+    Not thread-safe: the buffer's lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self._storage: Storage | None = None
+        self._counted_from = 0
+
+    def register_storage(self, storage: Storage) -> None:
+        """Write to ``storage`` from now on."""
+        self._storage = storage
+
+    @property
+    def storage(self) -> Storage:
+        """The storage written to.
+
+        Raises:
+            RuntimeError: there is none yet.
+        """
+        if self._storage is None:
+            raise RuntimeError(
+                f"This {type(self).__name__} has no storage: give it to a replay buffer, or call "
+                "register_storage first."
+            )
+        return self._storage
+
+    @property
+    def cursor(self) -> int:
+        """Row along time that the next item goes to."""
+        return self.storage.log.cursor
+
+    @property
+    def write_count(self) -> int:
+        """Rows along time ever written to the storage."""
+        return self.storage.log.total - self._counted_from
+
+    @abstractmethod
+    def add(self, data: Any) -> Any:
+        """Write one item, or one time row of all columns.
+
+        Returns:
+            Where it went: an int, or int64 ``[items, ndim]`` for more dimensions; None if it was not kept.
+        """
+
+    @abstractmethod
+    def extend(self, data: Any) -> Tensor:
+        """Write a batch.
+
+        Returns:
+            Where each item went: int64 ``[B]``, or ``[items, ndim]``, time-major, for more dimensions.
+        """
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """The storage was emptied. The cursor is the log's; the count starts again, if wanted."""
+        if empty_write_count:
+            self._counted_from = self.storage.log.total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values. Cursor and count are in the storage's state."""
+        return {"counted_from": self._counted_from}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state; the storage's is loaded by the storage."""
+        self._counted_from = int(state_dict["counted_from"])
+
+    def __repr__(self) -> str:
+        if self._storage is None:
+            return f"{type(self).__name__}(no storage)"
+        return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
+
+
+def places(storage: Storage, start: int, rows: int) -> Tensor:
+    """Indices of the items of ``rows`` time rows from ``start`` on, modulo the capacity. O(items).
+
+    Returns:
+        int64 ``[rows]``, or ``[rows * columns, ndim]``, time-major, for more dimensions.
+    """
+    if storage.ndim == 1:
+        return _time(storage, start, rows)
+    grid = place_grid(storage, start, rows, storage.columns)
+    return grid.reshape(-1, storage.ndim)
+
+
+def place_grid(storage: Storage, start: int, rows: int, columns: tuple[int, ...]) -> Tensor:
+    """The same, shaped like the data: ``[rows]``, or ``[rows, *columns, ndim]`` for more dimensions."""
+    time = _time(storage, start, rows)
+    if storage.ndim == 1:
+        return time
+    axes = [time, *(torch.arange(size, device=time.device) for size in columns)]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+
+
+def _time(storage: Storage, start: int, rows: int) -> Tensor:
+    device = storage.device
+    time = (
+        torch.arange(start, start + rows)
+        if device is None
+        else torch.arange(start, start + rows, device=device)
+    )
+    return time if start + rows <= storage.rows else time.remainder_(storage.rows)

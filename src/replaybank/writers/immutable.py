@@ -1,0 +1,35 @@
+"""The writer of data that nobody writes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from replaybank.writers.base import Writer
+
+
+class ImmutableDatasetWriter(Writer):
+    """Refuses to write: for datasets that are only read.
+
+    Safe in any thread.
+    """
+
+    def add(self, data: Any) -> Any:
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(_REFUSAL)
+
+    def extend(self, data: Any) -> Tensor:
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(_REFUSAL)
+
+
+_REFUSAL = "This dataset is read-only. To write, make a buffer with a RoundRobinWriter on the same storage."

@@ -1,0 +1,100 @@
+"""Writing in a circle: the newest items replace the oldest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from replaybank.storages._tensordict import is_tensor_collection, is_tensorclass, with_entry
+from replaybank.writers.base import Writer, place_grid, places
+
+
+class RoundRobinWriter(Writer):
+    """Item ``k`` of a batch goes to row ``(cursor + k) mod capacity``: the newest replace the oldest.
+
+    Of a batch larger than the storage the last items stay, in order; every item given gets an index.
+
+    Not thread-safe: the buffer's lock guards it.
+
+    Example:
+        >>> import torch
+        >>> from replaybank.storages import LazyTensorStorage
+        >>> writer = RoundRobinWriter()
+        >>> writer.register_storage(LazyTensorStorage(4))
+        >>> writer.extend(torch.arange(3)), writer.extend(torch.arange(3, 6))
+        (tensor([0, 1, 2]), tensor([3, 0, 1]))
+        >>> writer.cursor, writer.write_count, writer.storage[:]
+        (2, 6, tensor([4, 5, 2, 3]))
+    """
+
+    def add(self, data: Any) -> Any:
+        """Write one item, or one time row of all columns. O(bytes of it).
+
+        Returns:
+            An int, or int64 ``[items, ndim]`` for more dimensions.
+        """
+        storage = self.storage
+        start = storage.log.cursor
+        storage.write(start, storage.prepare(data, single=True))
+        return start if storage.ndim == 1 else places(storage, start, 1)
+
+    def extend(self, data: Any) -> Tensor:
+        """Write a batch; nothing, and an empty index, for an empty one. O(bytes of it).
+
+        Args:
+            data: items along the first dimension; a list is a list of items.
+
+        Returns:
+            int64 ``[B]``, or ``[items, ndim]``, time-major, for more dimensions.
+        """
+        storage = self.storage
+        start = storage.log.cursor
+        batch = storage.prepare(data)
+        storage.write(start, batch)
+        return places(storage, start, batch.rows)
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """A :class:`RoundRobinWriter` that also stores each item's place under ``"index"``.
+
+    The data handed in is not changed. The entry is int64 ``[B]``, or ``[B, *columns, ndim]`` for more
+    dimensions. Tensorclasses, whose fields are fixed, are stored without it.
+
+    Not thread-safe: the buffer's lock guards it.
+    """
+
+    def add(self, data: Any) -> Any:
+        """Write one TensorDict; see :meth:`RoundRobinWriter.add`."""
+        _check(data)
+        storage = self.storage
+        columns = tuple(data.batch_size[: storage.ndim - 1])
+        return super().add(_indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0]))
+
+    def extend(self, data: Any) -> Tensor:
+        """Write a batch of TensorDicts, or a list of them; see :meth:`RoundRobinWriter.extend`."""
+        storage = self.storage
+        start = storage.log.cursor
+        if isinstance(data, list):
+            for item in data:
+                _check(item)
+            columns = tuple(data[0].batch_size[: storage.ndim - 1]) if data else ()
+            grid = place_grid(storage, start, len(data), columns)
+            return super().extend([_indexed(item, place) for item, place in zip(data, grid, strict=True)])
+        _check(data)
+        if not data.batch_size:
+            raise ValueError("The TensorDict has no batch dimension; use `add` for one item.")
+        columns = tuple(data.batch_size[1 : storage.ndim])
+        return super().extend(_indexed(data, place_grid(storage, start, data.batch_size[0], columns)))
+
+
+def _check(data: Any) -> None:
+    if not is_tensor_collection(data):
+        raise TypeError(
+            f"TensorDictRoundRobinWriter writes TensorDicts, got {type(data).__name__}: use RoundRobinWriter."
+        )
+
+
+def _indexed(data: TensorDictBase, index: Tensor) -> TensorDictBase:
+    return data if is_tensorclass(data) else with_entry(data, "index", index)

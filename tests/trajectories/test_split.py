@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict, lazy_stack
+
+from replaybank.trajectories.split import split_trajectories
+
+
+def batch(**entries: Any) -> TensorDict:
+    return TensorDict({"x": torch.arange(1, 7), "y": torch.ones(6, 2), **entries}, batch_size=[6])
+
+
+def bools(*places: int, item: tuple[int, ...] = (1,)) -> torch.Tensor:
+    value = torch.zeros(6, *item, dtype=torch.bool)
+    value[list(places)] = True
+    return value
+
+
+@pytest.mark.parametrize("item", [(), (1,)])
+def test_rows_are_trajectories_and_what_is_missing_is_zero(item: tuple[int, ...]) -> None:
+    td = batch(next={"done": bools(1, 4, item=item), "r": torch.ones(6, 1)})
+    rows = split_trajectories(td)
+    assert rows.batch_size == torch.Size([3, 3])
+    assert rows["x"].tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+    assert rows["mask"].tolist() == [[True, True, False], [True, True, True], [True, False, False]]
+    assert rows["traj_ids"].tolist() == [[0, 0, 0], [1, 1, 1], [2, 0, 0]]
+    assert rows["next", "r"].squeeze(-1).tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    assert rows["y"].sum() == 12
+    assert set(td.keys()) == {"x", "y", "next"}
+    assert td["x"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_truncated_or_done_ends_a_trajectory_by_default() -> None:
+    rows = split_trajectories(batch(next={"done": bools(0), "truncated": bools(3)}))
+    assert rows["x"].tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
+
+
+def test_two_slices_of_one_episode_side_by_side_are_two_rows() -> None:  # C41
+    td = batch(episode=torch.zeros(6, dtype=torch.int64), next={"done": bools(), "truncated": bools(2, 5)})
+    assert split_trajectories(td, done_key="truncated")["x"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert split_trajectories(td, trajectory_key="episode")["x"].tolist() == [[1, 2, 3, 4, 5, 6]]
+
+
+def test_the_done_key_is_looked_up_under_next_and_then_at_the_root() -> None:
+    assert len(split_trajectories(batch(done=bools(0, 1), next={"done": bools(2)}))) == 2
+    assert len(split_trajectories(batch(stop=bools(0, 1), next={"done": bools(2)}), done_key="stop")) == 3
+
+
+@pytest.mark.parametrize("item", [(), (1,), (2,)])
+def test_a_trajectory_key_splits_by_change_of_value_and_stays(item: tuple[int, ...]) -> None:
+    ids = torch.tensor([7, 7, 3, 3, 3, 7]).reshape(6, *[1 for _ in item]).expand(6, *item)
+    rows = split_trajectories(batch(info={"id": ids}), trajectory_key=("info", "id"))
+    assert rows["x"].tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+    assert rows["info", "mask"].sum() == 6
+    assert rows["info", "id"][1].flatten()[0] == 3
+    assert "traj_ids" not in rows.keys(True)
+
+
+def test_trajectory_numbers_of_a_collector_are_used_and_the_mask_lies_beside_them() -> None:
+    ids = torch.tensor([0, 0, 1, 1, 1, 1])
+    rows = split_trajectories(batch(collector={"traj_ids": ids}, next={"done": bools(0)}))
+    assert rows["collector", "mask"].tolist() == [[True, True, False, False], [True] * 4]
+    rows = split_trajectories(batch(meta={"traj_ids": ids}), prefix="meta")
+    assert rows["meta", "mask"].shape == (2, 4)
+
+
+def test_rows_of_a_batch_are_split_on_their_own() -> None:
+    td = TensorDict(
+        {"x": torch.arange(1, 7).view(2, 3), "done": torch.zeros(2, 3, 1, dtype=torch.bool)}, [2, 3]
+    )
+    td["done"][0, 0] = True
+    assert split_trajectories(td)["x"].tolist() == [[1, 0, 0], [2, 3, 0], [4, 5, 6]]
+
+
+def test_nested_rows_are_as_long_as_their_trajectories() -> None:
+    rows = split_trajectories(batch(next={"done": bools(1, 4)}), as_nested=True)
+    assert len(rows) == 3
+    assert [row.tolist() for row in rows["x"].unbind()] == [[1, 2], [3, 4, 5], [6]]
+    assert [row.shape[0] for row in rows["next", "done"].unbind()] == [2, 3, 1]
+    assert "mask" not in rows.keys(True)
+
+
+def test_entries_that_are_no_tensors_come_along() -> None:
+    words = NonTensorStack(*"abcdef")
+    rows = split_trajectories(batch(words=words, next={"done": bools(1)}))
+    assert rows["words"] == [["a", "b", "b", "b"], ["c", "d", "e", "f"]]
+
+
+def test_a_lazy_stack_is_split_like_any_other_batch() -> None:
+    steps = [TensorDict({"x": torch.tensor(k), "done": torch.tensor([k == 1])}, []) for k in range(3)]
+    assert split_trajectories(lazy_stack(steps))["x"].tolist() == [[0, 1], [2, 0]]
+
+
+def test_nothing_to_go_by_is_an_error_that_names_the_keys() -> None:
+    with pytest.raises(KeyError, match=r"truncated.*done.*the keys are \['x', 'y'\]"):
+        split_trajectories(batch())
+    with pytest.raises(KeyError, match="episod"):
+        split_trajectories(batch(next={"done": bools(1)}), trajectory_key="episod")
+
+
+def test_a_missing_trajectory_key_falls_back_to_a_named_done_key() -> None:
+    rows = split_trajectories(batch(next={"done": bools(1)}), trajectory_key="id", done_key="done")
+    assert rows["id"].tolist() == [[0, 0, 0, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("shape", [[], [0]])
+def test_a_batch_without_steps_is_refused(shape: list[int]) -> None:
+    with pytest.raises(ValueError, match="no steps"):
+        split_trajectories(TensorDict({}, shape))
