@@ -3,5 +3,12 @@
 from replaybank.samplers.base import SampledStorage, Sampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
-__all__ = ["RandomSampler", "SampledStorage", "Sampler", "SliceSampler"]
+__all__ = [
+    "RandomSampler",
+    "SampledStorage",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+]
