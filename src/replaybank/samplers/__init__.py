@@ -3,6 +3,7 @@
 from replaybank.samplers.base import SampledStorage, Sampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
@@ -11,4 +12,5 @@ __all__ = [
     "Sampler",
     "SamplerWithoutReplacement",
     "SliceSampler",
+    "SliceSamplerWithoutReplacement",
 ]
