@@ -1,6 +1,7 @@
 """Samplers: which items are read."""
 
 from replaybank.samplers.base import SampledStorage, Sampler
+from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
@@ -10,6 +11,7 @@ __all__ = [
     "RandomSampler",
     "SampledStorage",
     "Sampler",
+    "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
