@@ -120,6 +120,8 @@ def test_views_that_are_not_contiguous_are_saved_by_value(tmp_path: Path) -> Non
         "transposed": torch.arange(6).reshape(2, 3).T,
         "expanded": torch.tensor([1.5]).expand(4, 2),
         "column": big.T[:, 1],
+        "one of stride 0": torch.tensor(3).expand(1),
+        "one of a row": torch.arange(8).reshape(2, 4)[:1, 2],
         "blocks": big.T,
         "conjugate": torch.tensor([1 + 2j]).conj(),
         "parameter": torch.nn.Parameter(torch.ones(2)),

@@ -362,7 +362,8 @@ def _blocks(tensor: Tensor) -> Iterator[Tensor]:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor of at least one element."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    # Strides of dimensions of size 1 may be anything in a contiguous tensor; views as bytes want them to be 1.
+    array: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(array)
 
 

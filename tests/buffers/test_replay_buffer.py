@@ -77,10 +77,11 @@ def test_parts_may_be_instances_classes_or_callables() -> None:
 
 @pytest.mark.parametrize("name", ["storage", "sampler", "writer"])
 def test_what_is_no_part_is_refused(name: str) -> None:
+    make: Any = ReplayBuffer
     with pytest.raises(TypeError, match=rf"{name}=3 is a int; give a {name.capitalize()} or a callable"):
-        ReplayBuffer(**{name: 3})
+        make(**{name: 3})
     with pytest.raises(TypeError, match=rf"{name}=.* makes a int; give a {name.capitalize()} or a callable"):
-        ReplayBuffer(**{name: lambda: 3})
+        make(**{name: lambda: 3})
 
 
 def test_setters_return_the_part_that_was_replaced() -> None:
@@ -111,8 +112,13 @@ def test_parts_are_made_at_the_first_use_when_wanted() -> None:
         made.append(what)
         return part()
 
-    parts = {"storage": partial(ListStorage, 5), "sampler": RandomSampler, "writer": RoundRobinWriter}
-    buffer = ReplayBuffer(delayed_init=True, **{name: partial(make, name, p) for name, p in parts.items()})
+    parts: dict[str, Any] = {
+        "storage": partial(ListStorage, 5),
+        "sampler": RandomSampler,
+        "writer": RoundRobinWriter,
+    }
+    given: dict[str, Any] = {name: partial(make, name, part) for name, part in parts.items()}
+    buffer = ReplayBuffer(delayed_init=True, **given)
     assert not buffer.initialized
     assert made == []
     assert repr(buffer) == "ReplayBuffer(not initialized, batch_size=None)"
@@ -721,10 +727,16 @@ def test_pin_memory_is_ignored_with_one_warning_without_an_accelerator() -> None
 
 
 def test_storages_that_cannot_be_shared_say_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match=r"ListStorage holds Python objects.* Use a TensorStorage"):
+    with pytest.raises(RuntimeError, match=r"ListStorage holds Python objects.* Use a LazyTensorStorage"):
         ReplayBuffer(shared=True)
-    with pytest.raises(RuntimeError, match=r"no memory yet.* shared_init=True"):
+    with pytest.raises(RuntimeError, match=r"or has none yet.* shared_init=True"):
         tensor_buffer(shared=True)
-    storage = TensorStorage(steps(0, 4))
+    with pytest.raises(RuntimeError, match=r"this process alone: .*share_memory_\(\)"):
+        ReplayBuffer(storage=TensorStorage(steps(0, 4)), shared=True)
+    buffer = ReplayBuffer(storage=TensorStorage(steps(0, 4).share_memory_()), shared=True)
+    assert buffer.storage.log.state.is_shared()
     with pytest.raises(RuntimeError, match="ListStorage"):
-        ReplayBuffer(storage=storage, shared=True).set_storage(ListStorage(3))
+        buffer.set_storage(ListStorage(3))
+    unwritten = ReplayBuffer(storage=LazyTensorStorage(4, shared_init=True), shared=True)
+    with pytest.raises(RuntimeError, match="no memory yet when it came to another process"):
+        pickle.dumps(unwritten)

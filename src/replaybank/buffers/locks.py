@@ -42,6 +42,7 @@ class ProcessLock:
         self._depth = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         _in_this_process[path] = self
+        renew_after_fork(self)
 
     def acquire(self) -> bool:
         """Wait for the lock and take it."""
@@ -164,12 +165,10 @@ class BufferLock:
 
     def renew_after_fork(self) -> None:
         """In a forked child: another thread of the parent may hold the lock that was copied."""
-        if self.shared:
-            self.shared.renew_after_fork()
-            self._start(self.shared)
-        elif not self.lock._is_owned():
+        if self.shared or self.lock._is_owned():
+            self._start(self.lock)  # the first renews itself, the second is this very thread's
+        else:
             self._start(threading.RLock())
-        self._saver = None
 
 
 class _Writing:

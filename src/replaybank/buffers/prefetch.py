@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """
 
     data: Any
-    info: dict[str, Any]
+    info: dict[Any, Any]
     ran_out: bool
 
 
@@ -139,8 +139,6 @@ class Prefetcher:
         self._waiting = 0
 
     def _may_draw(self) -> bool:
-        if self._stopped:
-            return True
         if self._halted:
             return not self._ready and self._waiting > 0
         return len(self._ready) < self._depth
@@ -150,6 +148,9 @@ class Prefetcher:
         # The batch is put in line under the buffer's lock: whoever empties the buffer finds it there.
         with buffer._lock.lock:
             batch: Batch | BaseException
+            with self._changed:
+                if self._stopped or not self._may_draw():
+                    return  # the buffer was emptied or closed while this thread waited for its lock
             try:
                 if size is None:
                     raise RuntimeError("A buffer that prefetches needs a batch size.")
@@ -168,7 +169,7 @@ class Prefetcher:
 def _run(prefetcher: Prefetcher) -> None:
     while True:
         with prefetcher._changed:
-            prefetcher._changed.wait_for(prefetcher._may_draw)
+            prefetcher._changed.wait_for(lambda: prefetcher._stopped or prefetcher._may_draw())
             if prefetcher._stopped:
                 return
         buffer = prefetcher._buffer()
@@ -196,5 +197,6 @@ def _unpacked(state: dict[str, Any], buffer: ReplayBuffer) -> Batch:
     data, index = state["data"], state["index"]
     if data is None:
         data = buffer._assemble(buffer.storage.get(index), buffer._info_in_sample)
-    info = {tuple(key) if isinstance(key, list) else key: value for key, value in state["info"]}
-    return Batch(data, {**info, "index": index}, state["ran_out"])
+    info: dict[Any, Any] = {tuple(key) if isinstance(key, list) else key: v for key, v in state["info"]}
+    info["index"] = index
+    return Batch(data, info, state["ran_out"])

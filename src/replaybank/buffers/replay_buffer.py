@@ -11,10 +11,9 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from replaybank.buffers import saving, view
+from replaybank.buffers import parts, saving, view
 from replaybank.buffers.collate import collate, time_to_front
-from replaybank.buffers.locks import BufferLock
-from replaybank.buffers.parts import batch_size_of, chain_of, check_shareable, may_pin, part_of
+from replaybank.buffers.locks import BufferLock, renew_after_fork
 from replaybank.buffers.prefetch import Batch, Prefetcher
 from replaybank.checkpoint import Stateful
 from replaybank.samplers.base import Sampler
@@ -108,13 +107,13 @@ class ReplayBuffer(Stateful):
             raise ValueError(
                 f"dim_extend={dim_extend}: give the dimension of the data that is time, 0 or more."
             )
-        self._batch_size = batch_size_of(batch_size)
+        self._batch_size = parts.batch_size_of(batch_size)
         if prefetch and self._batch_size is None:
             raise ValueError(f"prefetch={prefetch} needs a batch_size, so that batches can be drawn ahead.")
         if prefetch and shared:
             raise ValueError("prefetch draws ahead in one process and cannot be used with shared=True.")
         self._collate_fn = collate if collate_fn is None else collate_fn
-        self._pin = may_pin() if pin_memory else False
+        self._pin = parts.may_pin() if pin_memory else False
         self._given_dim_extend = dim_extend
         self._checkpointer = checkpointer
         self._generator = generator
@@ -138,24 +137,35 @@ class ReplayBuffer(Stateful):
 
     def _start(self, lock: BufferLock) -> None:
         self._lock = lock
+        if lock.shared:
+            renew_after_fork(self)
         self._prefetcher = Prefetcher(self, self._prefetch) if self._prefetch else None
         self._iterator: Iterator[Any] | None = None
+
+    def renew_after_fork(self) -> None:
+        """In a forked child: a shared buffer whose storage is not shared after all must not be used."""
+        if self._recipe is None and not self._storage.initialized:
+            self._recipe = {}
 
     def _build(self) -> None:
         with self._lock.lock:
             recipe = self._recipe
             if recipe is None:
                 return
+            if not recipe:
+                parts.refuse_unallocated(self._storage)
             factory = recipe["transform_factory"]
-            self._transform: TransformChain = chain_of(recipe["transform"] if factory is None else factory())
-            self._storage: Storage = part_of(
-                "storage", recipe["storage"], Storage, lambda: ListStorage(DEFAULT_CAPACITY)
+            self._transform: TransformChain = parts.chain_of(
+                recipe["transform"] if factory is None else factory()
             )
-            self._writer: Writer = part_of("writer", recipe["writer"], Writer, self._default_writer)
-            self._sampler: Sampler = part_of("sampler", recipe["sampler"], Sampler, RandomSampler)
+            self._storage: Storage = parts.storage_of(
+                recipe["storage"], lambda: ListStorage(DEFAULT_CAPACITY)
+            )
+            self._writer: Writer = parts.writer_of(recipe["writer"], self._default_writer)
+            self._sampler: Sampler = parts.sampler_of(recipe["sampler"], RandomSampler)
             self._check_drop_last(self._sampler)
             if self._shared:
-                check_shareable(self._storage)
+                parts.check_shareable(self._storage)
             self._join()
             self._recipe = None
 
@@ -233,9 +243,9 @@ class ReplayBuffer(Stateful):
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
         """Exchange the storage and return the one there was."""
         with self._writing:
-            new = part_of("storage", storage, Storage, None)
+            new = parts.storage_of(storage)
             if self._shared:
-                check_shareable(new)
+                parts.check_shareable(new)
             old, self._storage = self._storage, new
             if collate_fn is not None:
                 self._collate_fn = collate_fn
@@ -246,7 +256,7 @@ class ReplayBuffer(Stateful):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Exchange the sampler and return the one there was."""
         with self._writing:
-            new = part_of("sampler", sampler, Sampler, None)
+            new = parts.sampler_of(sampler)
             self._check_drop_last(new)
             old, self._sampler = self._sampler, new
             self._join()
@@ -256,7 +266,7 @@ class ReplayBuffer(Stateful):
     def set_writer(self, writer: Writer) -> Writer:
         """Exchange the writer and return the one there was."""
         with self._writing:
-            old, self._writer = self._writer, part_of("writer", writer, Writer, None)
+            old, self._writer = self._writer, parts.writer_of(writer)
             self._join()
             return old
 
@@ -446,7 +456,8 @@ class ReplayBuffer(Stateful):
             data = self._assemble(storage.get(index), info_in_sample)
             if self._index_device is not None:
                 index = _to_device(index, self._index_device)
-            return Batch(data, {**info, "index": index}, sampler.ran_out)
+            info["index"] = index
+            return Batch(data, info, sampler.ran_out)
 
     def _assemble(self, data: Any, keep_batch: bool) -> Any:
         if isinstance(data, list) or self._collate_fn is not collate:
@@ -577,6 +588,8 @@ class ReplayBuffer(Stateful):
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock.lock:
+            if self._shared and self._recipe is None:
+                parts.refuse_unallocated(self._storage)
             left_out = ("_lock", "_prefetcher", "_iterator")
             state = {name: value for name, value in self.__dict__.items() if name not in left_out}
             state["_process_lock"] = self._lock.shared
@@ -594,10 +607,10 @@ class ReplayBuffer(Stateful):
         name = type(self).__name__
         if self._recipe is not None:
             return f"{name}(not initialized, batch_size={self._batch_size})"
-        parts = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
+        shown: dict[str, Any] = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
         if len(self._transform):
-            parts["transform"] = self._transform  # type: ignore[assignment]
-        lines = "".join(f"    {key}={value!r},\n" for key, value in parts.items())
+            shown["transform"] = self._transform
+        lines = "".join(f"    {key}={value!r},\n" for key, value in shown.items())
         return f"{name}(\n{lines}    batch_size={self._batch_size},\n    items={len(self._storage)},\n)"
 
 
