@@ -251,7 +251,10 @@ inline void apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags,
                 // The row behind the last one of the storage is row 0, which lies elsewhere in `cut`.
                 const i64 plain = stop == rows ? stop - 1 : stop;
                 u64 bits = plain > row ? pack(flag, columns, cut ? cut + row : nullptr, plain - row) : 0;
-                if (stop == rows) bits |= static_cast<u64>(flag[(plain - row) * columns] | (cut ? cut[0] : 0)) << (plain - row);
+                if (stop == rows) {
+                    const int ends = flag[(plain - row) * columns] | (cut ? cut[0] : 0);
+                    bits |= static_cast<u64>(ends) << (plain - row);
+                }
                 if (stop == length && length < rows) bits |= u64{1} << (length - 1 - row);
                 index.last.replace((base + row) >> 6, mask_between(row - first, stop - first), bits << (row - first));
                 flag += (stop - row) * columns;
@@ -277,6 +280,7 @@ inline void apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags,
 //   flags   uint8 [count, columns], written.
 inline void changes(const u8* values, i64 count, i64 columns, i64 bytes, const u8* after, u8* flags) {
     const i64 row = columns * bytes, n = (count - 1) * columns;
+    const auto size = static_cast<std::size_t>(bytes);
     if (bytes == 8) {
         for (i64 k = 0; k < n; ++k) {
             u64 here, next;
@@ -285,11 +289,10 @@ inline void changes(const u8* values, i64 count, i64 columns, i64 bytes, const u
             flags[k] = here != next;
         }
     } else {
-        for (i64 k = 0; k < n; ++k)
-            flags[k] = std::memcmp(values + k * bytes, values + k * bytes + row, static_cast<std::size_t>(bytes)) != 0;
+        for (i64 k = 0; k < n; ++k) flags[k] = std::memcmp(values + k * bytes, values + k * bytes + row, size) != 0;
     }
     for (i64 k = 0; k < columns; ++k)
-        flags[n + k] = after && std::memcmp(values + (n + k) * bytes, after + k * bytes, static_cast<std::size_t>(bytes)) != 0;
+        flags[n + k] = after && std::memcmp(values + (n + k) * bytes, after + k * bytes, size) != 0;
 }
 
 // Evaluates all trajectories anew, after `min_length` has changed. O(slots / 64 + trajectories).
@@ -346,8 +349,8 @@ inline i64 nth(const Index& index, const i64* ranks, i64 n, i64* columns, i64* f
 // trajectory, or stick out of it by at most `left` steps before and `right` behind; what sticks out is cut.
 // A trajectory shorter than the window is taken whole. Gives the number of steps in all slices.
 //   randoms int64, one every `stride`, in [0, 2^63); first, steps int64 [n]: trajectories in, slices out.
-inline i64 cut_windows(const i64* randoms, i64 stride, i64 n, i64 slice_len, i64 left, i64 right, i64 length, i64* first,
-                       i64* steps) {
+inline i64 cut_windows(const i64* randoms, i64 stride, i64 n, i64 slice_len, i64 left, i64 right, i64 length,
+                       i64* first, i64* steps) {
     i64 total = 0;
     for (i64 k = 0; k < n; ++k) {
         if (steps[k] >= slice_len) {
@@ -365,8 +368,8 @@ inline i64 cut_windows(const i64* randoms, i64 stride, i64 n, i64 slice_len, i64
 // n slices with replacement: trajectories uniform among the eligible ones, windows as above. Gives the number of
 // steps, 0 if no trajectory is eligible. O(levels) each.
 //   randoms int64 [n, 2] in [0, 2^63); columns, first, steps int64 [n], written.
-inline i64 draw(const Index& index, const i64* randoms, i64 n, i64 slice_len, i64 left, i64 right, i64* columns, i64* first,
-                i64* steps) {
+inline i64 draw(const Index& index, const i64* randoms, i64 n, i64 slice_len, i64 left, i64 right, i64* columns,
+                i64* first, i64* steps) {
     const i64 count = index.eligible.count();
     if (count == 0) return 0;
     for (i64 k = 0; k < n; ++k) {

@@ -401,7 +401,7 @@ def test_items_without_keys_are_an_error_that_says_what_is_needed(kind: type[Pla
     storage = kind(4)
     storage.log.append(0, 4)
     with pytest.raises(
-        RuntimeError, match=r"^Could not get a tensordict out of the storage.*Store TensorDicts"
+        RuntimeError, match=r"^Could not get a tensordict out of the storage.*LazyTensorStorage"
     ):
         SliceSampler(slice_len=1).sample(storage, 4)
 

@@ -57,8 +57,7 @@ class Sampler(Stateful):
             it down; it is not part of the state.
     """
 
-    def __init__(self) -> None:
-        self.generator: torch.Generator | None = None
+    generator: torch.Generator | None = None
 
     @abstractmethod
     def sample(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:

@@ -16,8 +16,10 @@ class RandomSampler(Sampler):
     Not thread-safe: the buffer's lock guards it. It has no state.
 
     Example:
-        >>> RandomSampler().ran_out
-        False
+        >>> from replaybank.storages import TensorStorage
+        >>> index, info = RandomSampler().sample(TensorStorage(torch.zeros(10)), 4)
+        >>> index.shape, bool((index < 10).all()), info
+        (torch.Size([4]), True, {})
     """
 
     def sample(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:

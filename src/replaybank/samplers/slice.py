@@ -58,9 +58,13 @@ class SliceSampler(Sampler):
         RuntimeError: ``ends`` or ``trajectories`` together, or with keys.
 
     Example:
-        >>> sampler = SliceSampler(slice_len=8, traj_key="episode", span=(False, 3))
-        >>> sampler.slice_len, sampler.span
-        (8, (False, 3))
+        >>> from replaybank.storages import TensorStorage
+        >>> storage = TensorStorage({"episode": torch.tensor([0, 0, 0, 1, 1]), "action": torch.zeros(5, 2)})
+        >>> (time,), info = SliceSampler(slice_len=3, traj_key="episode").sample(storage, 6)
+        >>> time.tolist()
+        [0, 1, 2, 0, 1, 2]
+        >>> info["next", "truncated"].squeeze(-1).tolist()
+        [False, False, True, False, False, True]
     """
 
     def __init__(
@@ -79,7 +83,6 @@ class SliceSampler(Sampler):
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: torch.device | bool = False,
     ) -> None:
-        super().__init__()
         if (num_slices is None) == (slice_len is None):
             raise TypeError(
                 f"Give exactly one of num_slices and slice_len, got num_slices={num_slices}, "
@@ -276,7 +279,7 @@ class SliceSampler(Sampler):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self._forget()
 
     def __repr__(self) -> str:
@@ -299,9 +302,9 @@ def _like(key: InfoKey, name: str) -> InfoKey:
 
 def _no_tensordict(storage: SampledStorage) -> RuntimeError:
     return RuntimeError(
-        f"Could not get a tensordict out of the storage, a {type(storage).__name__} whose items have no "
-        "keys: the sampler needs one to read where trajectories end. Store TensorDicts (or dicts of "
-        "tensors), or give ends or trajectories."
+        f"Could not get a tensordict out of the storage: a {type(storage).__name__} with these items gives "
+        "no tensors by key, and the sampler needs them to read where trajectories end. Keep TensorDicts (or "
+        "dicts of tensors) in a LazyTensorStorage, or give ends or trajectories."
     )
 
 

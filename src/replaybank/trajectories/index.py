@@ -42,6 +42,16 @@ class TrajectoryIndex:
     Args:
         signal: where trajectories end.
 
+    Example:
+        >>> from replaybank.storages import TensorStorage
+        >>> from replaybank.trajectories import DoneSignal
+        >>> index = TrajectoryIndex(DoneSignal(("done",)))
+        >>> index.sync(TensorStorage({"done": torch.tensor([False, True, False, False, True])}), min_length=3)
+        >>> index.n_trajectories, index.n_eligible, index.length_range()
+        (2, 1, (2, 3))
+        >>> index.eligible().runs.tolist()  # column, first row, steps
+        [[0], [2], [3]]
+
     Attributes:
         signals_read: end signals read so far, one a step and column. A change of value also needs that of the
             neighbours of rows that were replaced.

@@ -62,6 +62,7 @@ def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
             elif isinstance(values, list):
                 assert [strings[i] for i in rows["/".join(key)][part]] == values
             else:
+                assert isinstance(values, np.ndarray)
                 assert np.array_equal(rows["/".join(key)][part], values), key
         start += ted.length
     bounds = np.fromfile(tmp_path / "episodes.bin", np.int64).reshape(-1, 2)

@@ -47,7 +47,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> DatasetStorage:
 
 def true_value(key: Key, episode: int, step: int) -> Any:
     """One entry of the source's episode, as TED shows it."""
-    column = EPISODES[episode].steps[key]
+    column: Any = EPISODES[episode].steps[key]
     if isinstance(column, Frames):
         return column.frames[step].transpose(2, 0, 1)
     return column[step]

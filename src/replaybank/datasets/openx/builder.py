@@ -101,6 +101,8 @@ class DatasetBuilder:
             raise
 
     def _begin(self, manifest: Manifest, overwrite: bool) -> Manifest:
+        for name in _temporary(self.folder):  # of a replacing that was interrupted
+            (self.folder / name).unlink()
         if overwrite or not is_converted(self.folder):
             discard(self.folder)  # also what is left of a discarding that was interrupted
         elif (self.folder / MANIFEST).exists():
@@ -116,8 +118,11 @@ class DatasetBuilder:
                     "folder, or overwrite=True to begin anew"
                 )
             return progress
-        _write_json(self.folder / PROGRESS, manifest)
+        self._write_progress(manifest)
         return manifest
+
+    def _write_progress(self, manifest: Manifest) -> None:
+        write_json_atomically(self.folder / PROGRESS, manifest.to_json())
 
     def _open_files(self) -> None:
         for name, size in self.manifest.sizes().items():
@@ -240,12 +245,11 @@ class DatasetBuilder:
             skipped=tuple(self._skipped),
         )
         self._shard_steps = self._shard_episodes = 0
-        _write_json(self.folder / PROGRESS, self.manifest)
+        self._write_progress(self.manifest)
 
     def finish(self) -> Manifest:
-        """Declare the dataset complete. What was not committed does not count."""
-        _write_json(self.folder / MANIFEST, self.manifest)
-        (self.folder / PROGRESS).unlink()
+        """Declare the dataset complete, in one step. What was not committed does not count."""
+        os.replace(self.folder / PROGRESS, self.folder / MANIFEST)  # they say the same
         fsync_directory(self.folder)
         self.close()
         return self.manifest
@@ -297,14 +301,13 @@ def _ours(folder: Path) -> set[str]:
     """Names in a folder that only a conversion makes."""
     fixed = {MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA}
     names = {entry.name for entry in folder.iterdir() if entry.is_file()}
-    temporary = tuple(f".{name}." for name in (MANIFEST, PROGRESS))
-    return {
-        name
-        for name in names
-        if name in fixed
-        or (name.startswith("column-") and name.endswith(".bin"))
-        or (name.startswith(temporary) and name.endswith(".tmp"))
-    }
+    columns = {name for name in names if name.startswith("column-") and name.endswith(".bin")}
+    return (names & fixed) | columns | _temporary(folder)
+
+
+def _temporary(folder: Path) -> set[str]:
+    """Names of new versions of the progress that have not replaced the old one."""
+    return {path.name for path in folder.glob(f".{PROGRESS}.*.tmp")}
 
 
 def claim(folder: Path) -> int | None:
@@ -325,7 +328,3 @@ def claim(folder: Path) -> int | None:
         os.close(descriptor)
         raise BlockingIOError(f"another conversion is writing to {folder}; wait for it, or stop it") from None
     return descriptor
-
-
-def _write_json(path: Path, manifest: Manifest) -> None:
-    write_json_atomically(path, manifest.to_json())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ def _convert(
         _Bar(shards, builder, progress) as bar,
     ):
         for shard in shards[len(builder.manifest.shards) :]:
-            for record, episode in _episodes(source, shard, on_error, builder):
+            for record, episode in _episodes(source, shard, on_error, builder.skip):
                 try:
                     ted = to_ted(episode, leaves, builder.episodes, source.name)
                     builder.add(ted, {"where": f"{_name(shard)} record {record}", **_plain(episode.metadata)})
@@ -98,15 +98,11 @@ def _leaves(source: EpisodeSource, shards: list[Shard], on_error: OnError) -> di
     leaves = ted_leaves(source.fields)
     for shard in shards:
         if all(-1 not in leaf.shape for leaf in leaves.values()):
-            return leaves
-        try:
-            for episode in source.episodes(shard):
-                leaves = settle_shapes(leaves, episode)
-                if all(-1 not in leaf.shape for leaf in leaves.values()):
-                    return leaves
-        except DataFormatError:
-            if on_error == "raise":
-                raise
+            break
+        for _, episode in _episodes(source, shard, on_error, lambda *_: None):
+            leaves = settle_shapes(leaves, episode)
+            if all(-1 not in leaf.shape for leaf in leaves.values()):
+                break
     unknown = {"/".join(leaf.key): leaf.shape for leaf in leaves.values() if -1 in leaf.shape}
     if unknown:
         raise DataFormatError(f"{source.name}: no episode shows the shapes that are not declared: {unknown}")
@@ -114,9 +110,12 @@ def _leaves(source: EpisodeSource, shards: list[Shard], on_error: OnError) -> di
 
 
 def _episodes(
-    source: EpisodeSource, shard: Shard, on_error: OnError, builder: DatasetBuilder
+    source: EpisodeSource, shard: Shard, on_error: OnError, skip: Callable[[str, int, str], None]
 ) -> Iterator[tuple[int, Episode]]:
-    """Episodes of a shard with their record numbers; with ``"skip"``, past the records that fail."""
+    """Episodes of a shard with their record numbers; with ``"skip"``, past the records that fail.
+
+    ``skip`` is told the shard's name, the number of a record left out, and what is wrong with it.
+    """
     record = 0
     skipped = False
     while True:
@@ -132,9 +131,9 @@ def _episodes(
             if failed < record:
                 # The reader cannot even step over the record skipped last: its length is gone, and with it
                 # the way to all records behind it.
-                builder.skip(_name(shard), record, "the rest of the shard cannot be reached")
+                skip(_name(shard), record, "the rest of the shard cannot be reached")
                 return
-            builder.skip(_name(shard), failed, str(error))
+            skip(_name(shard), failed, str(error))
             record = failed + 1
             skipped = True
         except IndexError:

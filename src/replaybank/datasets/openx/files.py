@@ -3,7 +3,7 @@
 A folder holds
 
 ======================  ====================================================================================
-``manifest.json``       what is here; written last, so that its presence means: complete
+``manifest.json``       what is here; it gets this name last of all, so that its presence means: complete
 ``progress.json``       the same while a conversion is under way, renewed after each shard
 ``rows.bin``            the small leaves of all steps in rows (:mod:`replaybank.storages.layout`)
 ``column-000.bin`` ...  one plain array ``[steps, *shape]`` for each large leaf, in the layout's order
@@ -19,6 +19,7 @@ be longer than the progress says (it was killed in the middle of a shard): what 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -213,12 +214,12 @@ _BLANK: dict[str, Any] = {
 }
 
 
-def is_converted(path: str | Path) -> bool:
+def is_converted(path: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a converted dataset, complete or not."""
     return (Path(path) / MANIFEST).is_file() or (Path(path) / PROGRESS).is_file()
 
 
-def read_manifest(path: str | Path) -> Manifest:
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     """The manifest of a complete dataset, its files checked to be there with their sizes.
 
     Raises:
@@ -252,7 +253,7 @@ def read_manifest(path: str | Path) -> Manifest:
     return manifest
 
 
-def read_progress(path: str | Path) -> Manifest:
+def read_progress(path: str | os.PathLike[str]) -> Manifest:
     """What a conversion that is under way, or was interrupted, has done so far.
 
     Raises:

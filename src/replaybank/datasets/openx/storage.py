@@ -7,7 +7,7 @@ import mmap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -255,4 +255,4 @@ def _nest(entries: Mapping[Key, Any], lead: torch.Size) -> TensorDict:
         source = {name: make(value) if type(value) is dict else value for name, value in node.items()}
         return build(source, lead, None)
 
-    return cast(TensorDict, make(tree))
+    return make(tree)

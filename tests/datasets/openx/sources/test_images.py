@@ -191,3 +191,19 @@ def test_a_decoder_that_is_not_installed_is_asked_for(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install 'replaybank\[openx\]'"):
         decode_frames([frame], FieldSpec("image", (8, 8, 3), np.dtype("uint8")), "here")
+
+
+def test_a_part_of_the_frames_is_that_part_of_all_of_them() -> None:
+    frames = [encode_frame(np.full((4, 5, 3), shade, np.uint8), "png") for shade in range(6)]
+    everything = images(frames, (4, 5, 3)).decode()
+    for start in range(7):
+        for stop in (*range(start, 7), None):
+            np.testing.assert_array_equal(
+                images(frames, (4, 5, 3)).decode(start, stop), everything[start:stop]
+            )
+
+
+def test_a_bad_frame_in_a_part_is_numbered_from_the_start_of_the_episode() -> None:
+    good = encode_frame(np.zeros((4, 5, 3), np.uint8), "png")
+    with pytest.raises(DataFormatError, match="frame 4 is neither JPEG nor PNG"):
+        images([good] * 4 + [b"GIF89a"], (4, 5, 3)).decode(3, 5)

@@ -64,25 +64,30 @@ class EncodedImages:
         """The frames as they are stored, one ``bytes`` a step. O(their bytes)."""
         return [self._payload[at : at + size] for at, size in self._spans.tolist()]
 
-    def decode(self) -> npt.NDArray[Any]:
-        """All frames, ``[T, H, W, C]`` in the declared dtype; colour is RGB.
+    def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Frames ``start`` to ``stop``, ``[n, H, W, C]`` in the declared dtype; colour is RGB.
+
+        Args:
+            start: first frame.
+            stop: the frame to stop before; by default all frames from ``start`` on.
 
         Raises:
             DataFormatError: a frame cannot be decoded, or is not of the declared shape or dtype.
             ImportError: the decoder is not installed.
         """
         view = memoryview(self._payload)
-        frames = [view[at : at + size] for at, size in self._spans.tolist()]
-        return decode_frames(frames, self._spec, self._where)
+        frames = [view[at : at + size] for at, size in self._spans[start:stop].tolist()]
+        return decode_frames(frames, self._spec, self._where, start)
 
 
-def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str) -> npt.NDArray[Any]:
+def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: int = 0) -> npt.NDArray[Any]:
     """Decode frames into one new array, ``[T, H, W, C]``; headers are checked before anything is allocated.
 
     Args:
         frames: JPEG or PNG each, told apart by the first bytes.
         spec: declared shape, -1 where unknown (then the first frame's), and dtype.
         where: named in messages, before the frame's number.
+        start: number of the first of these frames in its episode.
 
     Raises:
         DataFormatError: a frame is unreadable, or not of the declared shape and dtype.
@@ -92,14 +97,15 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str) -> npt.
     shape = spec.shape if len(spec.shape) == 3 else (-1, -1, -1)
     if not frames:
         return np.empty((0, *(max(size, 0) for size in shape)), dtype=dtype)
-    first = _header(frames[0], f"{where}: frame 0")
+    place = f"{where}: frame {start}"
+    first = _header(frames[0], place)
     known = (first.height, first.width, first.channels(dtype))
     height, width, channels = (known[i] if size < 0 else size for i, size in enumerate(shape))
     expected = (height, width, channels)
-    _check(first, expected, dtype, f"{where}: frame 0")
+    _check(first, expected, dtype, place)
     out: npt.NDArray[Any] = np.empty((len(frames), *expected), dtype=dtype)
     for number, frame in enumerate(frames):
-        place = f"{where}: frame {number}"
+        place = f"{where}: frame {start + number}"
         try:
             if first.format == "jpeg" and image_format(frame) == "jpeg":
                 # The decoder reads the header before it writes, and never beyond the buffer: looking at the
