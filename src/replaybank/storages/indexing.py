@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank import _native
+
 
 class Run(NamedTuple):
     """Items ``start, start + 1, ...``, to be shaped ``lead``.
@@ -144,8 +146,8 @@ def _mask(mask: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
 
 
 def _resolve_tuple(index: tuple[Any, ...], shape: torch.Size) -> Run | Tensor:
-    if len(index) == 1 and len(shape) == 1 and isinstance(index[0], Tensor) and index[0].dtype == torch.int64:
-        return index[0]
+    if len(index) == len(shape) and all(_is_plain(part, index[0]) for part in index):
+        return index[0] if len(shape) == 1 else _flatten(index, shape)
     constant = 0
     terms: list[Tensor] = []  # each with axes of its own; index tensors side by side share theirs
     listed = -1  # which of the terms the index tensors make
@@ -172,6 +174,30 @@ def _resolve_tuple(index: tuple[Any, ...], shape: torch.Size) -> Run | Tensor:
     items = torch.tensor(constant)
     for term in terms:
         items = items.reshape((*items.shape, *([1] * term.ndim))) + term
+    return items
+
+
+def _is_plain(part: Any, first: Any) -> bool:
+    """Whether it is what samplers give: int64 tensors of one shape."""
+    return (
+        type(part) is Tensor
+        and part.dtype is torch.int64
+        and part.is_cpu
+        and part.shape == first.shape
+        and part.is_contiguous()
+    )
+
+
+def _flatten(index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    items = torch.empty_like(index[0])
+    addresses = [part.data_ptr() for part in index]
+    bad = _native.flatten_index(addresses, list(shape), items.numel(), items.data_ptr())
+    if bad >= 0:
+        position, dim = divmod(bad, len(shape))
+        raise IndexError(
+            f"Index {int(index[dim].reshape(-1)[position])} of dimension {dim} is out of range for items of "
+            f"shape {list(shape)}."
+        )
     return items
 
 
