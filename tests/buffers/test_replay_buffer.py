@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from buffers.doubles import InOrder, Remembers
+from contracts import KINDS, DataKind, items_for
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.errors import DataFormatError
 from replaybank.samplers.random import RandomSampler
@@ -740,3 +741,25 @@ def test_storages_that_cannot_be_shared_say_what_to_do() -> None:
     unwritten = ReplayBuffer(storage=LazyTensorStorage(4, shared_init=True), shared=True)
     with pytest.raises(RuntimeError, match="no memory yet when it came to another process"):
         pickle.dumps(unwritten)
+
+
+# --- every form of data ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+@pytest.mark.filterwarnings("ignore:add.. was given a TensorDict of batch size")
+def test_every_form_of_data_is_sampled_as_it_was_written(kind: DataKind, make: Any, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=make(7), batch_size=20, generator=seeded())
+    buffer.extend(items_for(buffer.storage, kind, torch.arange(5)))
+    buffer.add(kind.make(torch.tensor(5)))
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(kind.ids(batch), info["index"])
+    assert torch.equal(kind.ids(buffer[:]), torch.arange(6))
+    if make is LazyTensorStorage:
+        buffer.dumps(tmp_path)
+        other = ReplayBuffer(storage=make(7), batch_size=20)
+        if kind.name in ("tensorclass", "namedtuple"):
+            other.extend(items_for(other.storage, kind, torch.arange(1)))  # classes are not named in files
+        other.loads(tmp_path)
+        assert torch.equal(kind.ids(other.sample()), kind.ids(buffer.sample()))
