@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from buffers.doubles import InOrder, Remembers
 from contracts import KINDS, DataKind, items_for
 from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.checkpoint import load
 from replaybank.errors import DataFormatError
 from replaybank.samplers.random import RandomSampler
 from replaybank.storages.list import ListStorage
@@ -680,6 +681,28 @@ def test_hooks_change_the_storages_state_on_its_way(tmp_path: Path) -> None:
     other.loads(tmp_path)
     assert seen == ["save", "load"]
     assert other[:]["n"].tolist() == [0, 1, 2]
+
+
+def test_a_list_of_objects_asks_for_pickling_to_be_allowed(tmp_path: Path) -> None:
+    buffer, other = ReplayBuffer(), ReplayBuffer()
+    buffer.extend([{"a", "b"}, np.arange(3)])
+    with pytest.raises(TypeError, match=r"items\[0\] is a set.*allow_pickle=True"):
+        buffer.dumps(tmp_path)
+    buffer.save(tmp_path, allow_pickle=True)
+    with pytest.raises(DataFormatError, match="allow_pickle=True"):
+        other.loads(tmp_path)
+    assert len(other) == 0
+    other.load(tmp_path, allow_pickle=True)
+    assert other.storage[0] == {"a", "b"}
+    assert other.storage[1].tolist() == [0, 1, 2]
+
+
+def test_earlier_saves_are_kept_when_asked_for(tmp_path: Path) -> None:
+    buffer = tensor_buffer()
+    for step in range(3):
+        buffer.extend(steps(step, 1))
+        buffer.dumps(tmp_path, keep=1)
+    assert [load(tmp_path, back=back)["writer"]["write_count"] for back in (0, 1)] == [3, 2]
 
 
 def test_a_checkpointer_saves_the_storage_in_its_own_way(tmp_path: Path) -> None:

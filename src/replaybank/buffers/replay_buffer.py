@@ -313,31 +313,45 @@ class ReplayBuffer(ComposedBuffer):
         with self._writing:
             saving.take_over(self, state_dict)
 
-    def dumps(self, path: StrPath) -> None:
-        """Save everything into the directory ``path``, atomically (see :func:`replaybank.checkpoint.save`).
+    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+        """Save everything into the directory ``path``, atomically.
 
-        Sampling goes on meanwhile; writing waits.
+        Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile; writing
+        waits.
+
+        Args:
+            path: a directory; made if missing.
+            keep: number of earlier saves that stay in it (see :func:`replaybank.checkpoint.load`).
+            allow_pickle: pickle items of a :class:`ListStorage` that are no tensors or plain values.
+
+        Raises:
+            TypeError: there are such items and ``allow_pickle`` is not set; nothing has been saved.
         """
         self._ready()
         with self._lock.paused_writing():
-            saving.dump(self, path)
+            saving.dump(self, path, keep=keep, allow_pickle=allow_pickle)
 
-    def loads(self, path: StrPath) -> None:
-        """Take over what :meth:`dumps` left in ``path``.
+    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+        """Take over what :meth:`dumps` left in ``path``; warns if a later save was not finished.
+
+        Args:
+            path: the directory.
+            allow_pickle: unpickle what was pickled. This can run any code: only for files you trust.
 
         Raises:
+            FileNotFoundError: nothing was saved there.
             DataFormatError: a file is damaged; nothing has been changed.
         """
         with self._writing:
-            saving.restore(self, path)
+            saving.restore(self, path, allow_pickle=allow_pickle)
 
-    def save(self, path: StrPath) -> None:
+    def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
         """The same as :meth:`dumps`."""
-        self.dumps(path)
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
-    def load(self, path: StrPath) -> None:
+    def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """The same as :meth:`loads`."""
-        self.loads(path)
+        self.loads(path, allow_pickle=allow_pickle)
 
 
 def _as_batch(data: Any) -> Any:

@@ -42,7 +42,7 @@ def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> None:
         buffer._prefetcher.load(state["ahead"])
 
 
-def dump(buffer: ComposedBuffer, path: checkpoint.StrPath) -> None:
+def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_pickle: bool) -> None:
     """Save a buffer; the caller holds writers back."""
     if buffer._checkpointer is None:
         state = buffer.state_dict()
@@ -52,12 +52,12 @@ def dump(buffer: ComposedBuffer, path: checkpoint.StrPath) -> None:
         buffer._checkpointer.dumps(buffer._storage, Path(path) / "storage")
         with buffer._lock.lock:
             state = beside_storage(buffer)
-    checkpoint.save(path, state)
+    checkpoint.save(path, state, keep=keep, allow_pickle=allow_pickle)
 
 
-def restore(buffer: ComposedBuffer, path: checkpoint.StrPath) -> None:
+def restore(buffer: ComposedBuffer, path: checkpoint.StrPath, *, allow_pickle: bool) -> None:
     """Load a buffer; the caller holds the lock for writing."""
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, allow_pickle=allow_pickle)
     if buffer._checkpointer is None:
         for hook in buffer._load_hooks:
             state["storage"] = hook(state["storage"])
