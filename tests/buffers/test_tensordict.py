@@ -236,12 +236,15 @@ def test_lists_of_tensordicts_are_written_as_a_batch() -> None:
 
 
 def test_stored_items_stay_as_they_were_written_whatever_a_sample_is_given() -> None:
+    def mark(td: TensorDict) -> TensorDict:
+        return td.set("new", torch.zeros(td.batch_size))
+
     items = [TensorDict(n=torch.arange(k)) for k in (2, 3)]
     buffer = TensorDictReplayBuffer(
         storage=ListStorage(10),
         writer=RoundRobinWriter,
         batch_size=9,
-        transform=lambda td: td.set("new", td["n"]),
+        transform=mark,
     )
     buffer.extend(items)
     sample = buffer.sample()
