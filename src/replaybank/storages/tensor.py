@@ -184,8 +184,6 @@ class TensorStorage(Storage):
         table.scatter_run(start * width, (batch.rows - skip) * width, leaves)
 
     def _part(self, batch: Batch, first: int, count: int) -> Batch:
-        if first == 0 and count == batch.rows:
-            return batch
         return Batch(count, [leaf[first : first + count] for leaf in batch.content])
 
     def _store_items(self, items: Run | Tensor, data: Any) -> None:
@@ -416,6 +414,6 @@ def _is_empty(data: Any) -> bool:
 
 def _count(leaf: Any, key: Key) -> int:
     shape: Sequence[int] = getattr(leaf, "shape", ())
-    if not len(shape):
+    if len(shape) == 0:
         raise ValueError(f"The data at {show(key)} has no dimension that counts items; `add` takes one item.")
     return int(shape[0])
