@@ -213,6 +213,9 @@ class DatasetStorage(Storage):
         """Refuses: the dataset is read-only."""
         raise self._refuse()
 
+    def _part(self, batch: Batch, first: int, count: int) -> Batch:
+        raise self._refuse()
+
     def _store_run(self, start: int, batch: Batch, skip: int) -> None:
         raise self._refuse()
 
