@@ -375,6 +375,20 @@ def test_states_of_other_sizes_or_keys_are_refused_and_change_nothing() -> None:
     assert len(third) == 2
 
 
+@pytest.mark.parametrize("storage", [LazyTensorStorage(4), ListStorage(4)])
+def test_a_state_with_fewer_items_than_its_log_says_is_refused(storage: Any) -> None:
+    _writer(storage).extend(list(torch.arange(3)))
+    state = storage.state_dict()
+    if "data" in state:
+        state["data"] = [leaf[:2] for leaf in state["data"]]
+    else:
+        state["items"] = state["items"][:2]
+    other = type(storage)(4)
+    with pytest.raises(ValueError, match=r"3 rows.*2"):
+        other.load_state_dict(state)
+    assert len(other) == 0
+
+
 def test_dumps_and_loads_bring_data_log_and_cursor_back(tmp_path: Path) -> None:
     storage = LazyTensorStorage(4)
     _writer(storage).extend(_steps(6))
