@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import warnings
 from collections import namedtuple
@@ -602,3 +603,23 @@ def test_read_leaf_of_a_slice_is_a_view() -> None:
     leaf = storage.read_leaf(("next", "done"), slice(0, 3))
     assert _is_view(leaf, storage.view()["next", "done"])
     assert leaf.shape == (3, 1)
+
+
+def _write_rows(storage: LazyTensorStorage) -> None:
+    _writer(storage).extend(_steps(2))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_shared_storage_is_one_storage_in_all_processes(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system cannot {method}")
+    storage = LazyTensorStorage(8, shared_init=True)
+    _writer(storage).extend(_steps(3))
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=_write_rows, args=(storage,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert (len(storage), storage.log.cursor, storage.log.total) == (5, 5, 5)
+    assert torch.equal(storage[3:]["obs"], _steps(2)["obs"])
+    assert (storage[3:]["pixels"] == 7).all()
