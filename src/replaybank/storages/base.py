@@ -198,14 +198,12 @@ class Storage(Stateful):
             reach = self.rows if start + count >= self.rows else max(reach, start + count)
         done = 0
         for start, count in runs:
-            self.write(start, self._part(batch, done, count))
+            self.write(start, batch if count == batch.rows else self._part(batch, done, count))
             done += count
 
+    @abstractmethod
     def _part(self, batch: Batch, first: int, count: int) -> Batch:
-        """Some rows of a batch."""
-        if first == 0 and count == batch.rows:
-            return batch
-        raise NotImplementedError
+        """Rows ``first, first + 1, ...`` of a batch that is not single."""
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace items that are there; they keep their places. O(B * bytes of an item)."""
@@ -273,6 +271,17 @@ class Storage(Stateful):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
+
+
+def check_log(state: Mapping[str, Any], length: int) -> None:
+    """Raise ValueError if the log of a state does not speak of ``length`` valid rows. O(rows)."""
+    log = WriteLog(state["cut"].numel())
+    log.load_state_dict(state)
+    if log.length != length:
+        raise ValueError(
+            f"The state is damaged: its log speaks of {log.length} rows, and it holds {length}. Nothing has "
+            "been changed."
+        )
 
 
 def resize_log(log: WriteLog, rows: int) -> None:
