@@ -78,7 +78,9 @@ class Follower:
                 appended = [] if log.total == total else changes.appended
                 return News(False, appended, bool(changes.touched))
             return self._by_total(log)._replace(touched=True)
-        return self._by_total(log) if self._log is None else News(True, [], False)
+        # Either the storage was loaded, or it was emptied: then its length is not what it must have become.
+        loaded = self._log is None and log.length == min(rows, length + log.total - total)
+        return self._by_total(log) if loaded else News(True, [], False)
 
     def _by_total(self, log: WriteLog) -> News:
         count = min(log.total - self.total, log.rows)
