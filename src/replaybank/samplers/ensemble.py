@@ -102,7 +102,7 @@ class SamplerEnsemble(Sampler):
         self._num_buffer_sampled = value
 
     @property
-    def generator(self) -> torch.Generator | None:
+    def generator(self) -> torch.Generator | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Where the draws of the parts and every draw in them come from. Setting it sets it in all parts."""
         return self._generator
 
