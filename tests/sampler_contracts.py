@@ -229,6 +229,9 @@ def check_base(case: SamplerCase) -> None:
     assert isinstance(sampler.exhaustible, bool)
     assert float(sampler.default_priority) > 0
     assert type(sampler).__name__ in repr(sampler)
+    if type(sampler).update_priority is Sampler.update_priority:
+        with pytest.warns(UserWarning, match="has no priorities"):
+            sampler.update_priority(torch.tensor([0]), torch.tensor([1.0]))
 
 
 def check_empty(case: SamplerCase) -> None:

@@ -102,12 +102,14 @@ class SamplerEnsemble(Sampler):
         self._num_buffer_sampled = value
 
     @property
-    def generator(self) -> torch.Generator | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def generator(self) -> torch.Generator | None:
         """Where the draws of the parts and every draw in them come from. Setting it sets it in all parts."""
         return self._generator
 
     @generator.setter
-    def generator(self, value: torch.Generator | None) -> None:
+    def generator(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, value: torch.Generator | None
+    ) -> None:
         self._generator = value
         for sampler in self._samplers:
             sampler.generator = value
