@@ -1,0 +1,317 @@
+"""What is in a robot dataset, in numbers: of RLDS files and of converted datasets alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from replaybank.datasets.openx.files import (
+    EPISODE_BYTES,
+    EPISODES,
+    MANIFEST,
+    Manifest,
+    is_converted,
+    read_progress,
+)
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Images, Key
+from replaybank.datasets.openx.sources.files import is_url
+from replaybank.datasets.openx.sources.images import image_format
+from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+from replaybank.datasets.openx.storage import DatasetStorage
+
+
+@dataclass(frozen=True)
+class FieldSummary:
+    """One entry of a step or of an episode.
+
+    Args:
+        key: where it is.
+        kind: ``"tensor"``, ``"text"`` or ``"image"``.
+        shape: shape of one value; images ``(H, W, C)`` in RLDS, ``(C, H, W)`` once converted.
+        dtype: name of the dtype, ``"str"`` for text.
+    """
+
+    key: Key
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ImageSummary:
+    """The frames of one camera.
+
+    Args:
+        key: where they are.
+        form: ``"JPEG"``, ``"PNG"``, or ``"raw"`` where they are stored decoded.
+        height: pixels.
+        width: pixels.
+        channels: 3 for colour.
+        bytes_per_frame: mean over all frames.
+    """
+
+    key: Key
+    form: str
+    height: int
+    width: int
+    channels: int
+    bytes_per_frame: float
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What is in a dataset.
+
+    Args:
+        path: its folder, or URL.
+        form: ``"RLDS"`` or ``"converted"``.
+        name: of the dataset.
+        version: as it was published.
+        split: the part that was looked at.
+        splits: all parts that it declares.
+        complete: False: a conversion that was started and not finished.
+        bytes: size of the folder's files; None where they are behind a URL.
+        fields: entries of a step.
+        metadata_fields: entries of an episode.
+        lengths: number of steps of each episode.
+        images: one for each camera.
+        texts: for each text entry of the steps, in how many episodes each string is.
+        notes: anything else that a user should know.
+    """
+
+    path: str
+    form: Literal["RLDS", "converted"]
+    name: str
+    version: str
+    split: str
+    splits: tuple[str, ...]
+    complete: bool
+    bytes: int | None
+    fields: tuple[FieldSummary, ...]
+    metadata_fields: tuple[FieldSummary, ...] = ()
+    lengths: tuple[int, ...] = ()
+    images: tuple[ImageSummary, ...] = ()
+    texts: Mapping[Key, Counter[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.lengths)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of all episodes."""
+        return sum(self.lengths)
+
+    @property
+    def length_range(self) -> tuple[int, float, int]:
+        """Shortest, median and longest episode, steps; zeros where there is none."""
+        if not self.lengths:
+            return 0, 0.0, 0
+        return min(self.lengths), float(np.median(self.lengths)), max(self.lengths)
+
+
+def summarise(
+    path: str | PathLike[str],
+    split: str = "train",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> DatasetSummary:
+    """Say what is in an RLDS dataset or in a converted one.
+
+    Args:
+        path: its folder; of an RLDS dataset also the folder above the one version, or a URL.
+        split: which part of an RLDS dataset; a converted dataset has one.
+        on_progress: as for :func:`summarise_rlds`.
+
+    Raises:
+        FileNotFoundError: it is neither.
+        DataFormatError: a file is not what its format says.
+        OSError: a file cannot be read.
+    """
+    path = fspath(path)
+    if not is_url(path) and is_converted(path):
+        return summarise_converted(path)
+    if not is_rlds(path):
+        there = is_url(path) or Path(path).exists()
+        what = "it is neither an RLDS dataset" if there else "there is no such folder: no RLDS dataset"
+        raise FileNotFoundError(f"{path}: {what} (dataset_info.json) nor a converted one ({MANIFEST})")
+    return summarise_rlds(RLDSSource(path, split), on_progress)
+
+
+def folder_bytes(path: str | PathLike[str]) -> int | None:
+    """Size of all files in a folder, bytes; None behind a URL. O(files)."""
+    if is_url(fspath(path)):
+        return None
+    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+
+
+def summarise_rlds(
+    source: RLDSSource, on_progress: Callable[[int, int], None] | None = None
+) -> DatasetSummary:
+    """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
+
+    Args:
+        source: the dataset and its split.
+        on_progress: called after each shard with how many are done, and of how many.
+
+    Raises:
+        DataFormatError: a file is not what its format says.
+        OSError: a file cannot be read.
+    """
+    shards = source.shards()
+    lengths: list[int] = []
+    texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
+    cameras = {key: _Camera(key) for key, spec in source.fields.items() if spec.kind == "image"}
+    missing: Counter[Key] = Counter()
+    for done, shard in enumerate(shards, 1):
+        for episode in source.episodes(shard):
+            lengths.append(episode.length)
+            missing.update(episode.missing)
+            _note(episode, texts, cameras)
+        if on_progress is not None:
+            on_progress(done, len(shards))
+    return DatasetSummary(
+        path=source.path,
+        form="RLDS",
+        name=source.name,
+        version=source.version,
+        split=source.split,
+        splits=tuple(source.splits),
+        complete=True,
+        bytes=folder_bytes(source.path),
+        fields=_fields(source.fields),
+        metadata_fields=_fields(source.metadata_fields),
+        lengths=tuple(lengths),
+        images=tuple(camera.summary() for camera in cameras.values() if camera.frames),
+        texts=texts,
+        notes=tuple(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
+    )
+
+
+def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
+    """Say what is in a converted dataset, or in what an unfinished conversion has made of it. O(steps).
+
+    Raises:
+        DataFormatError: a file is damaged.
+        OSError: a file cannot be read.
+    """
+    folder = Path(path)
+    complete = (folder / MANIFEST).is_file()
+    notes: list[str] = []
+    texts: dict[Key, Counter[str]] = {}
+    lengths: list[int] = []
+    if complete:
+        storage = DatasetStorage(folder)
+        manifest, lengths = storage.manifest, storage.bounds[:, 1].tolist()
+        for key, kind in manifest.kinds.items():
+            if kind == "text":
+                texts[key] = _episodes_of_texts(storage, key)
+    else:
+        manifest = read_progress(folder)
+        if manifest.episodes:  # else the file may not be there yet
+            done = np.fromfile(folder / EPISODES, "<i8", count=manifest.episodes * EPISODE_BYTES // 8)
+            lengths = done.reshape(-1, 2)[:, 1].tolist()
+        shards = len(manifest.origin.get("shards", ()))
+        notes.append(
+            f"the conversion was not finished: {len(manifest.shards)} of {shards} shards are done; "
+            "run it again, it goes on where it stopped"
+        )
+    return DatasetSummary(
+        path=str(folder),
+        form="converted",
+        name=manifest.name,
+        version=str(manifest.origin.get("version", "")),
+        split=manifest.split,
+        splits=(manifest.split,),
+        complete=complete,
+        bytes=folder_bytes(folder),
+        fields=tuple(_stored_fields(manifest)),
+        lengths=tuple(lengths),
+        images=tuple(
+            ImageSummary(leaf.key, "raw", leaf.shape[1], leaf.shape[2], leaf.shape[0], leaf.bytes)
+            for leaf in manifest.layout.leaves
+            if manifest.kinds.get(leaf.key) == "image"
+        ),
+        texts=texts,
+        notes=(*notes, *_faults(manifest)),
+    )
+
+
+def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:
+    for leaf in manifest.layout.leaves:
+        kind = manifest.kinds.get(leaf.key, "tensor")
+        dtype = "str" if kind == "text" else str(leaf.dtype).removeprefix("torch.")
+        yield FieldSummary(leaf.key, kind, leaf.shape, dtype)
+
+
+def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
+    """In how many episodes each string of an entry is. O(steps log steps)."""
+    numbers = storage.read_leaf(key, slice(None)).reshape(-1).long()
+    episodes = torch.arange(len(storage.bounds)).repeat_interleave(storage.bounds[:, 1])
+    pairs = torch.unique(torch.stack([numbers, episodes]), dim=1)
+    found, counts = torch.unique(pairs[0], return_counts=True)
+    return Counter(
+        {storage.strings[i]: n for i, n in zip(found.tolist(), counts.tolist(), strict=True) if i >= 0}
+    )
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What the conversion put right, missed or left out."""
+    for fault, times in manifest.faults.items():
+        yield f"{fault}: put right in {times} steps"
+    for key, episodes in manifest.missing.items():
+        yield f"{'/'.join(key)} is missing in {len(episodes)} episodes"
+    if manifest.skipped:
+        first = manifest.skipped[0]
+        yield (
+            f"{len(manifest.skipped)} records were left out, the first one of {first.shard}: "
+            f"record {first.record}, {first.reason}"
+        )
+
+
+class _Camera:
+    """Counts the frames of one camera."""
+
+    def __init__(self, key: Key) -> None:
+        self.frames = 0
+        self._key, self._bytes = key, 0
+        self._form, self._shape = "", (0, 0, 0)
+
+    def add(self, images: Images) -> None:
+        frames = images.encoded()
+        if not self.frames:
+            self._form = (image_format(frames[0]) or "unknown").upper()
+            height, width, *channels = images.decode(0, 1).shape[1:]
+            self._shape = (height, width, channels[0] if channels else 1)
+        self.frames += len(frames)
+        self._bytes += sum(map(len, frames))
+
+    def summary(self) -> ImageSummary:
+        return ImageSummary(self._key, self._form, *self._shape, self._bytes / self.frames)
+
+
+def _note(episode: Episode, texts: Mapping[Key, Counter[str]], cameras: Mapping[Key, _Camera]) -> None:
+    """Count an episode's strings, each once, and its frames."""
+    for key, counter in texts.items():
+        column = episode.steps.get(key)
+        if isinstance(column, list):
+            counter.update(set(column))
+    for key, camera in cameras.items():
+        images = episode.steps.get(key)
+        if images is not None and not isinstance(images, (list, np.ndarray)):
+            camera.add(images)
+
+
+def _fields(fields: Mapping[Key, FieldSpec]) -> tuple[FieldSummary, ...]:
+    return tuple(
+        FieldSummary(key, spec.kind, spec.shape, "str" if spec.dtype is None else spec.dtype.name)
+        for key, spec in fields.items()
+    )

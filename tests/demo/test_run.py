@@ -1,0 +1,63 @@
+"""The whole job, on the simulated arm and on real files, shortened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from replaybank.demo.run import MARKER, claim, run_demo
+from shared_data import bridge_path
+
+
+def test_the_demo_runs_from_nothing_and_again_over_its_own_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    first = run_demo(output=output, seconds=0.5)
+    printed = capsys.readouterr().out
+    assert first.dataset.episodes == 40
+    assert first.converted_bytes > 0
+    assert first.batches_per_second > 0
+    assert first.training.start == pytest.approx(first.training.mean_action, rel=1e-5)
+    for fact in ("40, 8 of them held out", f"{first.dataset.steps:,}", "image (64 x 64)", str(output)):
+        assert fact in printed
+    own = output / "mine.txt"
+    own.write_text("kept")
+    second = run_demo(output=output, seconds=0.0, quiet=True)
+    assert second.dataset.lengths == first.dataset.lengths
+    assert own.read_text() == "kept"
+
+
+def test_the_demo_runs_on_real_bridge_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_demo(bridge_path(), output=tmp_path / "out", seconds=0.5)
+    assert (result.dataset.episodes, result.dataset.steps) == (25, 250)
+    assert len(result.dataset.images) == 4
+    assert len(result.training.held_out) == 5
+    assert not (tmp_path / "out" / "rlds").exists()
+    printed = capsys.readouterr().out
+    assert "bridge_dataset 1.0.0" in printed
+    for camera in range(4):
+        assert f"image_{camera} (64 x 64)" in printed
+
+
+def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "rlds" / "precious.txt"
+    theirs.parent.mkdir()
+    theirs.write_text("kept")
+    with pytest.raises(FileExistsError, match="did not make: choose a new folder with --output"):
+        run_demo(output=tmp_path, seconds=0.0)
+    assert theirs.read_text() == "kept"
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
+    claim(tmp_path)
+    assert (tmp_path / MARKER).exists()
+
+
+def test_data_that_are_no_rlds_folder_leave_no_output_behind(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(FileNotFoundError, match="no RLDS dataset"):
+        run_demo(tmp_path / "data", output=tmp_path / "out", seconds=0.0)
+    assert not (tmp_path / "out").exists()

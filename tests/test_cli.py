@@ -1,0 +1,261 @@
+"""What a person types, and what comes back: one clear line for every error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import replaybank
+from replaybank import cli
+from replaybank.demo import arm
+
+EPISODES = 4
+
+
+@pytest.fixture(scope="module")
+def arm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rlds") / arm.NAME / arm.VERSION
+    return arm.write_arm_dataset(folder, episodes=EPISODES, shards=2)
+
+
+@pytest.fixture
+def broken_folder(arm_folder: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "broken"
+    shutil.copytree(arm_folder, folder)
+    shard = sorted(folder.glob("*tfrecord*"))[0]
+    content = bytearray(shard.read_bytes())
+    content[5000] ^= 1
+    shard.write_bytes(content)
+    return folder
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int) -> str:
+    """The one line that a command that fails prints, once its exit status is seen to be right."""
+    assert cli.run([str(argument) for argument in arguments]) == status
+    printed = capsys.readouterr()
+    assert printed.err.startswith("replaybank: error: ")
+    assert printed.err.count("\n") == 1
+    assert "Traceback" not in printed.err + printed.out
+    return printed.err
+
+
+def in_a_process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [sys.executable, "-m", "replaybank", *arguments], capture_output=True, text=True, **options
+    )
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"replaybank {replaybank.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "convert", "info"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [command, "--help"])
+    assert result.exit_code == 0
+    assert command in result.output
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == cli.MISUSED
+    assert "convert" in capsys.readouterr().out
+
+
+def test_info_on_rlds_and_on_what_convert_made(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reaches = [arm.simulate(number) for number in range(EPISODES)]
+    steps = sum(map(len, reaches))
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out == f"{arm.NAME}: {EPISODES} episodes, {steps} steps in {made}\n"
+    for path, form in ((arm_folder, "RLDS"), (made, "converted")):
+        assert cli.run(["info", str(path)]) == 0
+        out = capsys.readouterr().out
+        for fact in (
+            arm.NAME,
+            form,
+            str(EPISODES),
+            str(steps),
+            "observation/hand_image",
+            "float32",
+            "64 x 64",
+        ):
+            assert fact in out, fact
+        assert any(reach.instruction in out for reach in reaches)
+
+
+def test_convert_is_silent_when_asked(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["convert", str(arm_folder), str(tmp_path / "made"), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_convert_replaces_a_dataset_only_when_told(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = arm.write_arm_dataset(tmp_path / "other", episodes=2, seed=1, shards=1)
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    assert cli.run(["convert", str(other), str(made), "-q"]) in (cli.FAILED, cli.MISUSED)
+    assert "replaybank: error: " in capsys.readouterr().err
+    assert cli.run(["convert", str(other), str(made), "-q", "--overwrite"]) == 0
+    assert cli.run(["info", str(made)]) == 0
+    assert "episodes          2\n" in capsys.readouterr().out
+
+
+def test_convert_never_replaces_a_folder_of_something_else(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious.txt").write_text("kept")
+    assert cli.run(["convert", str(arm_folder), str(tmp_path), "--overwrite"]) in (cli.FAILED, cli.MISUSED)
+    assert "replaybank: error: " in capsys.readouterr().err
+    assert (tmp_path / "precious.txt").read_text() == "kept"
+
+
+def test_a_corrupt_shard_is_named(
+    broken_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (
+        ("info", broken_folder),
+        ("convert", broken_folder, tmp_path / "made"),
+        ("demo", "--data", broken_folder, "--output", tmp_path / "out", "--quiet"),
+    ):
+        text = error_of(capsys, *arguments, status=cli.FAILED)
+        assert "00000-of-00002: record 0 at byte 0: " in text
+
+
+def test_a_corrupt_record_is_left_out_when_asked(
+    broken_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(broken_folder), str(made), "--on-error", "skip"]) == 0
+    assert f"{EPISODES - 1} episodes" in capsys.readouterr().out
+
+
+def test_paths_that_are_not_datasets(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, empty, nowhere = tmp_path / "file", tmp_path / "empty", tmp_path / "nowhere"
+    file.write_text("hello")
+    empty.mkdir()
+    for command in (["info"], ["convert"], ["demo", "--output", tmp_path / "out", "--data"]):
+        rest = [tmp_path / "made"] if command == ["convert"] else []
+        assert str(nowhere) in error_of(capsys, *command, nowhere, *rest, status=cli.FAILED)
+        assert str(file) in error_of(capsys, *command, file, *rest, status=cli.FAILED)
+        assert str(empty) in error_of(capsys, *command, empty, *rest, status=cli.FAILED)
+    assert str(file) in error_of(capsys, "convert", arm_folder, file, status=cli.FAILED)
+    assert str(file) in error_of(capsys, "demo", "--output", file, status=cli.FAILED)
+    assert file.read_text() == "hello"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="nothing is unreadable for root")
+def test_an_unreadable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0)
+    try:
+        assert str(locked) in error_of(capsys, "info", locked, status=cli.FAILED)
+    finally:
+        locked.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inform"],
+        ["info"],
+        ["info", "--colour", "x"],
+        ["convert", "a"],
+        ["convert", "a", "b", "--on-error", "ignore"],
+        ["demo", "--seconds", "soon"],
+        ["demo", "--seconds", "-1"],
+        ["demo", "--seed", "-1"],
+    ],
+)
+def test_misuse_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    error_of(capsys, *arguments, status=cli.MISUSED)
+
+
+def test_an_unknown_split_names_those_there_are(arm_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = error_of(capsys, "info", arm_folder, "--split", "test", status=cli.MISUSED)
+    assert "'test'" in text
+    assert "train" in text
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def summarise(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("replaybank.datasets.openx.summary.summarise", summarise)
+
+
+def test_permission_errors_name_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(PermissionError(13, "Permission denied", "/data/x"), monkeypatch)
+    assert error_of(capsys, "info", "x", status=cli.FAILED).endswith("/data/x: Permission denied\n")
+
+
+def test_an_unexpected_error_is_one_line_too_and_debug_shows_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(KeyError("gone"), monkeypatch)
+    assert "unexpected KeyError: 'gone'" in error_of(capsys, "info", "x", status=cli.FAILED)
+    assert cli.run(["--debug", "info", "x"]) == cli.FAILED
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("(`replaybank --debug ...` shows where)\n")
+
+
+def test_interrupting_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(KeyboardInterrupt(), monkeypatch)
+    assert cli.run(["info", "x"]) == cli.INTERRUPTED
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_the_module_is_the_command_and_its_status_reaches_the_shell(tmp_path: Path) -> None:
+    done = in_a_process("info", str(tmp_path))
+    assert done.returncode == cli.FAILED
+    assert done.stdout == ""
+    assert done.stderr.startswith("replaybank: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of a shell")
+def test_a_reader_that_leaves_early_is_met_with_silence(arm_folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "replaybank", "info", str(arm_folder)],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == cli.FAILED
+    assert done.stderr == ""
+
+
+def test_without_typer_one_line_says_what_to_install() -> None:
+    script = "import sys; sys.modules['typer'] = None\nfrom replaybank.__main__ import main\nsys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == cli.MISUSED
+    assert done.stderr == "replaybank: error: the command line needs typer: pip install 'replaybank[openx]'\n"
+
+
+def test_importing_the_package_does_not_import_the_command_line() -> None:
+    script = "import sys, replaybank; print({'typer', 'rich', 'tqdm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
