@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml requirements-dev.txt
 
-.PHONY: demo test lint docs check clean
+.PHONY: demo test docs sanitize clean
 
 demo: $(STAMP)
 	$(BIN)/replaybank demo
@@ -21,6 +21,10 @@ test: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/sphinx-build -W --keep-going -q -b doctest docs docs/_build/doctest
+
+# The native core's tests under the address and undefined-behaviour sanitizers (gcc); some minutes.
+sanitize: $(STAMP)
+	tests/sanitize.sh
 
 $(STAMP): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
