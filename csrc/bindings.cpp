@@ -65,6 +65,13 @@ void bind_gather(nb::module_& m) {
                                            threads);
         },
         "plan"_a, "n"_a, "start"_a, "count"_a, "batches"_a, "threads"_a, Released());
+    m.def(
+        "flatten_index",
+        [](const Addresses& indices, const std::vector<Count>& sizes, Count count, Address out) {
+            return replaybank::flatten_index(indices.data(), sizes.data(), size_of(indices), count,
+                                             reinterpret_cast<Count*>(out));
+        },
+        "indices"_a, "sizes"_a, "count"_a, "out"_a, Released());
 }
 
 // --- memory.hpp -----------------------------------------------------------------------------------------

@@ -268,4 +268,21 @@ inline std::int64_t scatter_run(const Leaf* leaves, std::int64_t leaf_count, std
     return -1;
 }
 
+// Numbers of items from one index a dimension, in C order over `sizes`: out[k] = sum of index[d][k] * stride[d].
+// Each index[d][k] must be in [-sizes[d], sizes[d]); negative ones count from the end. Returns -1, or
+// k * dims + d for the first that is not, and `out` is then of no use. O(count * dims).
+inline std::int64_t flatten_index(const std::uintptr_t* indices, const std::int64_t* sizes, std::int64_t dims,
+                                  std::int64_t count, std::int64_t* out) {
+    for (std::int64_t k = 0; k < count; ++k) {
+        std::int64_t item = 0;
+        for (std::int64_t d = 0; d < dims; ++d) {
+            const std::int64_t i = reinterpret_cast<const std::int64_t*>(indices[d])[k];
+            if (i >= sizes[d] || i < -sizes[d]) return k * dims + d;
+            item = item * sizes[d] + (i < 0 ? i + sizes[d] : i);
+        }
+        out[k] = item;
+    }
+    return -1;
+}
+
 }  // namespace replaybank

@@ -2,6 +2,50 @@
 
 from importlib.metadata import version
 
+from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
+from replaybank.datasets.openx import OpenXExperienceReplay, convert
+from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+from replaybank.errors import (
+    CorruptRecordError,
+    DataFormatError,
+    IncompleteDatasetError,
+    MissingKeyError,
+    ReplaybankError,
+    UnsupportedFeatureError,
+)
+from replaybank.samplers import RandomSampler, Sampler, SliceSampler
+from replaybank.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from replaybank.trajectories import TrajectoryIndex, split_trajectories
+from replaybank.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
+
 __version__ = version("replaybank")
 
-__all__ = ["__version__"]
+__all__ = [
+    "CorruptRecordError",
+    "DataFormatError",
+    "ImmutableDatasetWriter",
+    "IncompleteDatasetError",
+    "LazyMemmapStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "MissingKeyError",
+    "OpenXExperienceReplay",
+    "RLDSSource",
+    "RLDSWriter",
+    "RandomSampler",
+    "ReplayBuffer",
+    "ReplaybankError",
+    "RoundRobinWriter",
+    "Sampler",
+    "SliceSampler",
+    "Storage",
+    "TensorDictReplayBuffer",
+    "TensorDictRoundRobinWriter",
+    "TensorStorage",
+    "TrajectoryIndex",
+    "UnsupportedFeatureError",
+    "Writer",
+    "__version__",
+    "convert",
+    "split_trajectories",
+]

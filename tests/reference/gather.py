@@ -22,6 +22,12 @@ def run(n: int, start: int, count: int) -> Index:
     return np.array([(start + k) % n for k in range(count)], dtype=np.int64)
 
 
+def flatten_index(indices: list[Index], sizes: list[int]) -> Index:
+    """Numbers of items in C order."""
+    wrapped = [np.where(index < 0, index + size, index) for index, size in zip(indices, sizes, strict=True)]
+    return np.ravel_multi_index(tuple(wrapped), tuple(sizes)).astype(np.int64)
+
+
 def gather(leaves: list[Bytes], index: Index) -> list[Bytes]:
     """``leaves``: ``[n, bytes]`` each, of any stride."""
     return [np.stack([leaf[i] for i in index]) if len(index) else leaf[:0].copy() for leaf in leaves]

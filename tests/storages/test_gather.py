@@ -164,3 +164,28 @@ def test_asking_for_large_pages_leaves_the_content_as_it_is() -> None:
     assert _native.ask_large_pages(memory.ctypes.data, memory.nbytes) in (0, -1)
     assert np.array_equal(memory, np.arange(1 << 20))
     assert _native.ask_large_pages(memory.ctypes.data, 0) == -1
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), count=st.integers(0, 40))
+def test_indices_of_several_dimensions_become_numbers_of_items(
+    data: st.DataObject, sizes: list[int], count: int
+) -> None:
+    indices = [
+        np.array(data.draw(st.lists(st.integers(-n, n - 1), min_size=count, max_size=count)), np.int64)
+        for n in sizes
+    ]
+    out = np.full(count, -7)
+    places = [index.ctypes.data for index in indices]
+    assert _native.flatten_index(places, sizes, count, out.ctypes.data) == -1
+    assert np.array_equal(out, twin.flatten_index(indices, sizes))
+
+
+@pytest.mark.parametrize("bad", [3, -4, 2**63 - 1, -(2**63)])
+def test_the_first_bad_index_of_several_dimensions_is_reported(bad: int) -> None:
+    first, second = np.array([0, 1, 4]), np.array([0, bad, bad])
+    out = np.zeros(3, np.int64)
+    assert (
+        _native.flatten_index([first.ctypes.data, second.ctypes.data], [5, 3], 3, out.ctypes.data)
+        == 1 * 2 + 1
+    )

@@ -1,1 +1,6 @@
 """Replay buffers: a storage, a sampler, a writer and transforms, conducted by one object."""
+
+from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.buffers.tensordict import TensorDictReplayBuffer
+
+__all__ = ["ReplayBuffer", "TensorDictReplayBuffer"]

@@ -198,14 +198,12 @@ class Storage(Stateful):
             reach = self.rows if start + count >= self.rows else max(reach, start + count)
         done = 0
         for start, count in runs:
-            self.write(start, self._part(batch, done, count))
+            self.write(start, batch if count == batch.rows else self._part(batch, done, count))
             done += count
 
+    @abstractmethod
     def _part(self, batch: Batch, first: int, count: int) -> Batch:
-        """Some rows of a batch."""
-        if first == 0 and count == batch.rows:
-            return batch
-        raise NotImplementedError
+        """Rows ``first, first + 1, ...`` of a batch that is not single."""
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace items that are there; they keep their places. O(B * bytes of an item)."""

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank import _native
+
 
 class Run(NamedTuple):
     """Items ``start, start + 1, ...``, to be shaped ``lead``.
@@ -144,40 +146,68 @@ def _mask(mask: Tensor, shape: torch.Size) -> tuple[Tensor, ...]:
 
 
 def _resolve_tuple(index: tuple[Any, ...], shape: torch.Size) -> Run | Tensor:
-    if len(index) == 1 and len(shape) == 1 and isinstance(index[0], Tensor) and index[0].dtype == torch.int64:
-        return index[0]
-    parts = _expand(index, shape)
-    picked: list[Tensor] = []
-    basic = [isinstance(part, slice) for part in parts]
-    for part, size in zip(parts, shape, strict=True):
+    if len(index) == len(shape) and all(_is_plain(part, index[0]) for part in index):
+        return index[0] if len(shape) == 1 else _flatten(index, shape)
+    constant = 0
+    terms: list[Tensor] = []  # each with axes of its own; index tensors side by side share theirs
+    listed = -1  # which of the terms the index tensors make
+    stride = shape.numel()
+    for part, size in zip(_expand(index, shape), shape, strict=True):
+        stride = stride // size if size else 0
         if isinstance(part, slice):
-            picked.append(torch.arange(*part.indices(size)) if len(range(*part.indices(size))) else _none())
+            numbers = range(*part.indices(size))
+            terms.append(as_index(numbers) * stride)
             continue
         number = _as_int(part)
-        tensor = torch.tensor(_wrap(number, size)) if number is not None else _checked(as_index(part), size)
-        picked.append(tensor)
-    tensors = [part for part, is_basic in zip(picked, basic, strict=True) if not is_basic]
-    if sum(part.ndim > 0 for part in tensors) > 1 and any(basic):
-        raise IndexError(
-            "Slices go with at most one index tensor: give a tensor for every dimension instead."
-        )
-    if not any(basic):
-        try:
-            picked = list(torch.broadcast_tensors(*picked))
-        except RuntimeError:
-            shapes = ", ".join(str(list(part.shape)) for part in picked)
-            raise IndexError(f"Index tensors of shapes {shapes} do not fit together.") from None
-    else:  # an outer sum: each part has axes of its own
-        after = 0
-        spread = []
-        for part in reversed(picked):
-            spread.append(part.reshape(*part.shape, *([1] * after)))
-            after += part.ndim
-        picked = list(reversed(spread))
-    items = torch.zeros((), dtype=torch.int64)
-    for part, size in zip(picked, shape, strict=True):
-        items = items * size + part
+        tensor = torch.tensor(number) if number is not None else as_index(part)
+        if tensor.ndim == 0:
+            constant += _wrap(int(tensor), size) * stride
+            continue
+        offsets = _checked(tensor, size) * stride
+        if listed < 0:
+            listed = len(terms)
+            terms.append(offsets)
+        elif listed == len(terms) - 1:
+            terms[listed] = _add(terms[listed], offsets)
+        else:
+            raise IndexError("Index tensors with a slice between them: give a tensor for every dimension.")
+    items = torch.tensor(constant)
+    for term in terms:
+        items = items.reshape((*items.shape, *([1] * term.ndim))) + term
     return items
+
+
+def _is_plain(part: Any, first: Any) -> bool:
+    """Whether it is what samplers give: int64 tensors of one shape."""
+    return (
+        type(part) is Tensor
+        and part.dtype is torch.int64
+        and part.is_cpu
+        and part.shape == first.shape
+        and part.is_contiguous()
+    )
+
+
+def _flatten(index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    items = torch.empty_like(index[0])
+    addresses = [part.data_ptr() for part in index]
+    bad = _native.flatten_index(addresses, list(shape), items.numel(), items.data_ptr())
+    if bad >= 0:
+        position, dim = divmod(bad, len(shape))
+        raise IndexError(
+            f"Index {int(index[dim].reshape(-1)[position])} of dimension {dim} is out of range for items of "
+            f"shape {list(shape)}."
+        )
+    return items
+
+
+def _add(left: Tensor, right: Tensor) -> Tensor:
+    try:
+        return left + right
+    except RuntimeError:
+        raise IndexError(
+            f"Index tensors of shapes {list(left.shape)} and {list(right.shape)} do not fit together."
+        ) from None
 
 
 def _expand(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:

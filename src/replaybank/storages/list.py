@@ -78,6 +78,8 @@ class ListStorage(Storage):
             resize_log(self.log, 2 * (start + len(items)))
         rows = self.rows
         room = min(len(items), rows - start)
+        if start > len(self._items):  # a batch larger than the list fills what lies before as well
+            self._items.extend([None] * (start - len(self._items)))
         self._items[start : start + room] = items[:room]
         if room < len(items):
             self._items[: len(items) - room] = items[room:]

@@ -160,7 +160,7 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         opened, path = state.pop("_opened"), state.pop("_scratch")
-        self.__dict__.update(state, _table=None, _scratch=None)
+        vars(self).update(state, _table=None, _scratch=None)
         if path is not None:
             self._scratch = ScratchFolder(path)
         if opened is not None:

@@ -1,0 +1,286 @@
+"""``OpenXExperienceReplay``: robot episodes as a replay buffer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.datasets.openx.builder import discard
+from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.sources.rlds import is_rlds
+from replaybank.datasets.openx.storage import DatasetStorage
+from replaybank.samplers.base import Sampler
+from replaybank.samplers.random import RandomSampler
+from replaybank.samplers.slice import SliceSampler
+from replaybank.writers.base import Writer
+from replaybank.writers.immutable import ImmutableDatasetWriter
+
+
+def default_root() -> Path:
+    """Where converted datasets are kept: ``replaybank/openx`` in the user's cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "replaybank" / "openx"
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+class OpenXExperienceReplay(TensorDictReplayBuffer):
+    """Episodes of an Open X-Embodiment dataset, converted once, memory-mapped, sampled as slices or steps.
+
+    The steps are in TED layout: ``observation``, ``action``, texts and ``episode``, ``step``, ``is_init`` at
+    the root; ``observation``, ``reward``, ``done``, ``terminated``, ``truncated``, ``valid`` under
+    ``"next"``.
+    Images are uint8 ``[C, H, W]``. ``valid`` is False where there is no next observation (it is zero there).
+
+    Sampling is safe from any number of threads. Pickles as paths, not data.
+
+    Args:
+        dataset_id: name of the dataset; with ``source`` a path, any name to keep it under.
+        batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
+            gives whole trajectories.
+        shuffle: draw in random order. ``False`` needs ``replacement=False`` where slices are drawn.
+        num_slices: number of slices in a batch; excludes ``slice_len``.
+        slice_len: steps in a slice; excludes ``num_slices``.
+        pad: only for streaming.
+        replacement: draw with replacement, the default here.
+        streaming: must be ``False`` in this version, which converts and stores.
+        root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
+        download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
+            is converted again, over what is there.
+        sampler: replaces the sampler that the arguments above would give.
+        writer: replaces the :class:`ImmutableDatasetWriter`.
+        collate_fn: applied to each batch before the transforms; identity by default.
+        pin_memory: as for :class:`ReplayBuffer`.
+        prefetch: as for :class:`ReplayBuffer`.
+        transform: applied to each batch.
+        split_trajs: not in this version.
+        strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
+        source: an RLDS folder or a converted dataset; ``None``: what is in ``root``.
+        split: split to read.
+        generator: source of all random draws; ``None``: torch's global one.
+
+    Raises:
+        ValueError, RuntimeError: arguments that exclude each other; both are named.
+        FileNotFoundError: there is no such dataset on disk.
+        NotImplementedError: streaming, downloading or padded trajectories were asked for.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = write_arm_dataset(folder.name + "/arm", episodes=3)
+        >>> dataset = OpenXExperienceReplay(
+        ...     "arm", 32, slice_len=8, streaming=False, source=path, root=folder.name + "/converted"
+        ... )
+        >>> batch = dataset.sample()
+        >>> batch["observation", "image_0"].shape
+        torch.Size([32, 3, 64, 64])
+        >>> batch["language_instruction"][0].startswith("reach")
+        True
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        dataset_id: str,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool = True,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        pad: float | bool | None = None,
+        replacement: bool | None = None,
+        streaming: bool | None = None,
+        root: str | os.PathLike[str] | None = None,
+        download: bool | str | None = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        split_trajs: bool = False,
+        strict_length: bool = True,
+        source: str | os.PathLike[str] | None = None,
+        split: str = "train",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _check(
+            streaming,
+            download,
+            shuffle,
+            num_slices,
+            slice_len,
+            pad,
+            replacement,
+            sampler,
+            split_trajs,
+            batch_size,
+        )
+        self.dataset_id = dataset_id
+        self.split = split
+        self.shuffle = shuffle
+        self.num_slices = num_slices
+        self.slice_len = slice_len
+        self.strict_length = strict_length
+        self.path = _locate(dataset_id, source, root, split, force=download == "force")
+        if sampler is None:
+            sampler = RandomSampler()
+            if num_slices is not None or slice_len is not None:
+                sampler = SliceSampler(
+                    num_slices=num_slices,
+                    slice_len=slice_len,
+                    traj_key="episode",
+                    strict_length=strict_length,
+                )
+        self.dataset = DatasetStorage(self.path)
+        super().__init__(
+            storage=self.dataset,
+            sampler=sampler,
+            writer=writer if writer is not None else ImmutableDatasetWriter(),
+            collate_fn=collate_fn if collate_fn is not None else _identity,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            batch_size=batch_size,
+            generator=generator,
+        )
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.dataset.bounds)
+
+    def episode(self, number: int) -> Any:
+        """All steps of one episode, ``[T]``. O(T).
+
+        Args:
+            number: its number, the ``"episode"`` entry of its steps; negative ones count from the end.
+
+        Raises:
+            IndexError: there is no such episode.
+        """
+        if not -self.num_episodes <= number < self.num_episodes:
+            raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
+        start, length = self.dataset.bounds[number].tolist()
+        return self[start : start + length]
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch: as many batches as the steps make, or, without a batch size, each trajectory once."""
+        if self.batch_size is not None:
+            for _ in range(max(1, len(self) // self.batch_size)):
+                yield self.sample()
+            return
+        yield from self._trajectories()
+
+    def _trajectories(self) -> Iterator[Any]:
+        """Each trajectory once: whole, or a random slice of it where slices have a length."""
+        lengths = self.dataset.bounds[:, 1]
+        numbers = torch.arange(self.num_episodes)
+        if self.slice_len is not None and self.strict_length:
+            numbers = numbers[lengths >= self.slice_len]
+            if not len(numbers):
+                raise RuntimeError(
+                    f"No episode has slice_len={self.slice_len} steps: they have {int(lengths.min())} to "
+                    f"{int(lengths.max())}. Ask for shorter slices, or pass strict_length=False."
+                )
+        if self.shuffle:
+            numbers = numbers[torch.randperm(len(numbers), generator=self.generator)]
+        for group in numbers.split(self.num_slices or 1):
+            yield self[torch.cat([self._steps_of(int(number)) for number in group])]
+
+    def _steps_of(self, episode: int) -> Tensor:
+        start, length = self.dataset.bounds[episode].tolist()
+        if self.slice_len is None or length <= self.slice_len:
+            return torch.arange(start, start + length)
+        room = length - self.slice_len + 1
+        start += int(torch.randint(room, (), generator=self.generator))
+        return torch.arange(start, start + self.slice_len)
+
+    def delete(self) -> None:
+        """Remove the converted files. The dataset cannot be read afterwards, its source is untouched."""
+        discard(self.path)
+        shutil.rmtree(self.path)
+
+
+def _check(
+    streaming: bool | None,
+    download: bool | str | None,
+    shuffle: bool,
+    num_slices: int | None,
+    slice_len: int | None,
+    pad: float | bool | None,
+    replacement: bool | None,
+    sampler: Sampler | None,
+    split_trajs: bool,
+    batch_size: int | None,
+) -> None:
+    """Refuse arguments that exclude each other, or that this version does not serve."""
+    if isinstance(download, str) and download != "force":
+        raise ValueError(f"download must be a bool or 'force', got {download!r}")
+    if streaming and download:
+        raise ValueError("streaming and download exclude each other: pass one of them")
+    if num_slices is not None and slice_len is not None:
+        raise ValueError(f"num_slices={num_slices} and slice_len={slice_len} exclude each other")
+    sliced = num_slices is not None or slice_len is not None
+    if sampler is not None and sliced:
+        raise ValueError("a sampler of your own excludes num_slices and slice_len: give them to the sampler")
+    if streaming is None and not download:
+        streaming = download is None
+    if pad is not None and pad is not False and not streaming:
+        raise RuntimeError("pad fills short trajectories of a stream; pass streaming=True, or leave pad out")
+    if streaming:
+        if replacement:
+            raise RuntimeError("a stream cannot be drawn from with replacement; pass streaming=False")
+        raise NotImplementedError("this version does not stream: pass streaming=False")
+    if download is True:
+        raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
+    if not shuffle and sliced and replacement is not False:
+        raise RuntimeError("shuffle=False draws each trajectory once: pass replacement=False with it")
+    if replacement is False:
+        raise NotImplementedError("this version draws with replacement only: leave replacement out")
+    if split_trajs:
+        raise NotImplementedError("this version does not store padded trajectories; see split_trajectories")
+
+
+def _locate(
+    dataset_id: str,
+    source: str | os.PathLike[str] | None,
+    root: str | os.PathLike[str] | None,
+    split: str,
+    *,
+    force: bool,
+) -> Path:
+    """The folder of the converted dataset, converting it first where a local origin is given."""
+    if source is not None and is_converted(source):
+        return Path(source)
+    if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
+        raise ValueError(
+            f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
+        )
+    folder = Path(root) if root is not None else default_root()
+    folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
+    if source is None:
+        if not is_converted(folder):
+            raise FileNotFoundError(
+                f"there is no converted dataset {dataset_id!r} in {folder.parent}: "
+                "pass source=, the folder of an RLDS dataset or of a converted one"
+            )
+        return folder
+    if not is_rlds(source):
+        raise FileNotFoundError(
+            f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
+            "(which has a features.json and a dataset_info.json)"
+        )
+    convert(source, folder, split=split, overwrite=force)
+    return folder
