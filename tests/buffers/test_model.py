@@ -160,7 +160,8 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 def machine(kind: str) -> Any:
-    made = type(f"{kind.title()}Machine", (BufferMachine,), {"kind": kind}).TestCase
+    named: Any = type(f"{kind.title()}Machine", (BufferMachine,), {"kind": kind})
+    made = named.TestCase
     made.settings = settings(
         max_examples=12 if kind == "memmap" else 30,
         stateful_step_count=20,

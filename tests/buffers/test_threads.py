@@ -159,7 +159,13 @@ def test_sampling_goes_on_and_writing_waits_while_a_checkpoint_is_written(
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
     buffer.extend(whole_items(0, 50))
     saving, go_on, written = threading.Event(), threading.Event(), threading.Event()
-    buffer.register_save_hook(lambda state: (saving.set(), go_on.wait(20), state)[-1])
+
+    def slow(state: Any) -> Any:
+        saving.set()
+        go_on.wait(20)
+        return state
+
+    buffer.register_save_hook(slow)
 
     def write() -> None:
         buffer.extend(whole_items(50, 10))

@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.buffers.locks import renew_after_fork
 
 if TYPE_CHECKING:
-    from replaybank.buffers.replay_buffer import ReplayBuffer
+    from replaybank.buffers.base import ComposedBuffer
 
 
 class Batch(NamedTuple):
@@ -45,7 +45,7 @@ class Prefetcher:
         depth: number of batches to keep ready.
     """
 
-    def __init__(self, buffer: ReplayBuffer, depth: int) -> None:
+    def __init__(self, buffer: ComposedBuffer, depth: int) -> None:
         self._buffer = weakref.ref(buffer)
         self._depth = depth
         self._ready: deque[Batch | BaseException] = deque()
@@ -143,7 +143,7 @@ class Prefetcher:
             return not self._ready and self._waiting > 0
         return len(self._ready) < self._depth
 
-    def _draw(self, buffer: ReplayBuffer) -> None:
+    def _draw(self, buffer: ComposedBuffer) -> None:
         size = buffer.batch_size
         # The batch is put in line under the buffer's lock: whoever empties the buffer finds it there.
         with buffer._lock.lock:
@@ -193,7 +193,7 @@ def _is_plain(data: Any) -> bool:
     return type(data) is TensorDict and all(type(leaf) is Tensor for leaf in data.values(True, True))
 
 
-def _unpacked(state: dict[str, Any], buffer: ReplayBuffer) -> Batch:
+def _unpacked(state: dict[str, Any], buffer: ComposedBuffer) -> Batch:
     data, index = state["data"], state["index"]
     if data is None:
         data = buffer._assemble(buffer.storage.get(index), buffer._info_in_sample)

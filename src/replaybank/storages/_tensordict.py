@@ -18,7 +18,6 @@ __all__ = [
     "entries",
     "is_tensor_collection",
     "is_tensorclass",
-    "put_entry",
     "with_entry",
 ]
 
@@ -64,13 +63,10 @@ def with_entry(data: TensorDictBase, name: str, value: torch.Tensor) -> TensorDi
     return data.copy().set(name, value)
 
 
-def put_entry(data: TensorDictBase, key: str | tuple[str, ...], value: Any) -> None:
-    """Set an entry in place, without checks where ``value`` is seen to fit. O(1)."""
-    if type(key) is str and type(value) is torch.Tensor and type(data) is TensorDict:
-        inner, batch_size = getattr(data, "_tensordict", None), data.batch_size
-        device = data.device
-        fits = value.shape[: len(batch_size)] == batch_size and (device is None or value.device == device)
-        if type(inner) is dict and fits and not data.is_locked:
-            inner[key] = value
-            return
-    data.set(key, value)
+def entries_to_set(data: TensorDictBase) -> dict[str, Any] | None:
+    """The first-level entries of an unlocked TensorDict, in which tensors that are seen to fit may be set."""
+    if type(data) is TensorDict and not data.is_locked:
+        inner = getattr(data, "_tensordict", None)
+        if type(inner) is dict:
+            return inner
+    return None
