@@ -30,6 +30,7 @@ copybutton_prompt_is_regexp = True
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # "Returns: Where it went: an int" is one sentence, no type
 napoleon_custom_sections = ["Complexity"]
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
