@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "gather.hpp"
 #include "memory.hpp"
+#include "sum_tree.hpp"
 #include "tfrecord.hpp"
 #include "trajectory_index.hpp"
 
@@ -78,6 +80,96 @@ void bind_gather(nb::module_& m) {
 
 void bind_memory(nb::module_& m) {
     m.def("ask_large_pages", &replaybank::ask_large_pages, "address"_a, "bytes"_a);
+}
+
+// --- sum_tree.hpp ---------------------------------------------------------------------------------------
+
+namespace wt = replaybank::weights;
+
+// A tree as Python holds it: where it is, its number of leaves, and whether they are float64.
+template <class F>
+auto with_tree(Address base, Count capacity, bool wide, F&& use) {
+    return wide ? use(wt::Tree<double>(at<void>(base), capacity)) : use(wt::Tree<float>(at<void>(base), capacity));
+}
+
+template <class T>
+wt::Tree<T> another(const wt::Tree<T>& like, Address base) {
+    return wt::Tree<T>(at<void>(base), like.capacity);
+}
+
+void bind_sum_tree(nb::module_& m) {
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    m.def("tree_simd", [](int set) {
+        const int before = wt::simd();
+        if (set >= 0 && set <= wt::chosen_simd()) wt::simd() = set;
+        return before;
+    }, "set"_a = -1);
+    m.def("tree_levels", [](Count capacity, bool wide) {
+        return with_tree(0, capacity, wide, [](const auto& tree) {
+            std::vector<Count> offsets;
+            for (int level = 0; level <= tree.depth; ++level)
+                offsets.push_back(static_cast<Count>(reinterpret_cast<Address>(tree.level[level])));
+            offsets.push_back(tree.bytes);
+            return offsets;
+        });
+    }, "capacity"_a, "wide"_a);
+    m.def("tree_top", [](Address base, Count capacity, bool wide) {
+        return with_tree(base, capacity, wide, [](const auto& tree) {
+            double sum;
+            std::decay_t<decltype(*tree.leaves())> minimum, maximum;
+            wt::kernels<decltype(minimum)>().top(tree, sum, minimum, maximum);
+            return nb::make_tuple(sum, static_cast<double>(minimum), static_cast<double>(maximum));
+        });
+    }, "base"_a, "capacity"_a, "wide"_a);
+    m.def("tree_update", [](Address base, Count capacity, bool wide, Address items, Count count, Address values,
+                            bool wide_values, Count step, double eps, double alpha, bool skip, Address stale) {
+        const wt::Verdict verdict = [&] {
+            nb::gil_scoped_release released;
+            return with_tree(base, capacity, wide, [&](const auto& tree) {
+                const auto* index = at<const std::int64_t>(items);
+                return wide_values ? wt::update(tree, index, count, at<const double>(values), step, eps, alpha, skip,
+                                                at<const std::uint8_t>(stale))
+                                   : wt::update(tree, index, count, at<const float>(values), step, eps, alpha, skip,
+                                                at<const std::uint8_t>(stale));
+            });
+        }();
+        return nb::make_tuple(static_cast<Count>(verdict.kind), verdict.position, verdict.largest);
+    }, "base"_a, "capacity"_a, "wide"_a, "items"_a, "count"_a, "values"_a, "wide_values"_a, "step"_a, "eps"_a,
+       "alpha"_a, "skip"_a, "stale"_a);
+    m.def("tree_fill", [](Address base, Count capacity, bool wide, Count first, Count count, double weight) {
+        return with_tree(base, capacity, wide,
+                         [&](const auto& tree) { return wt::fill(tree, first, count, weight); });
+    }, "base"_a, "capacity"_a, "wide"_a, "first"_a, "count"_a, "weight"_a, Released());
+    m.def("tree_refresh", [](Address base, Count capacity, bool wide) {
+        with_tree(base, capacity, wide, [&](const auto& tree) {
+            wt::refresh_above_run(tree, 0, capacity - 1);
+            return 0;
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, Released());
+    m.def("tree_select_run", [](Address base, Count capacity, bool wide, Address source, Address mask, Count first,
+                                Count count) {
+        return with_tree(base, capacity, wide, [&](const auto& tree) {
+            return wt::select_run(tree, another(tree, source), at<const std::uint8_t>(mask), first, count);
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, "source"_a, "mask"_a, "first"_a, "count"_a, Released());
+    m.def("tree_select", [](Address base, Count capacity, bool wide, Address source, Address mask, Address items,
+                            Count count) {
+        return with_tree(base, capacity, wide, [&](const auto& tree) {
+            return wt::select(tree, another(tree, source), at<const std::uint8_t>(mask),
+                              at<const std::int64_t>(items), count);
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, "source"_a, "mask"_a, "items"_a, "count"_a, Released());
+    m.def("tree_draw", [](Address base, Count capacity, bool wide, Address values, Count count, bool shares,
+                          bool stratified, double beta, Count stamp, Address items, Address weights,
+                          Address importance, Address stamps) {
+        return with_tree(base, capacity, wide, [&](const auto& tree) {
+            using T = std::decay_t<decltype(*tree.leaves())>;
+            return wt::draw<T>(tree, at<const double>(values), count, shares, stratified,
+                               {at<std::int64_t>(items), at<T>(weights), at<T>(importance), at<std::int64_t>(stamps),
+                                beta, stamp});
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, "values"_a, "count"_a, "shares"_a, "stratified"_a, "beta"_a, "stamp"_a,
+       "items"_a, "weights"_a, "importance"_a, "stamps"_a, Released());
 }
 
 // --- tfrecord.hpp ---------------------------------------------------------------------------------------
@@ -209,6 +301,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
     bind_gather(m);
     bind_memory(m);
+    bind_sum_tree(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);
 }

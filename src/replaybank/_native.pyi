@@ -45,3 +45,45 @@ def trajectory_cut_windows(
 def trajectory_expand(
     columns: int, first: int, steps: int, n: int, length: int, time: int, column: int, ends: int, /
 ) -> None: ...
+
+# --- csrc/sum_tree.hpp: a tree is where it is, its number of leaves, and whether they are float64.
+def tree_simd(set: int = -1) -> int: ...
+def tree_levels(capacity: int, wide: bool) -> list[int]: ...
+def tree_top(base: int, capacity: int, wide: bool) -> tuple[float, float, float]: ...
+def tree_update(
+    base: int,
+    capacity: int,
+    wide: bool,
+    items: int,
+    count: int,
+    values: int,
+    wide_values: bool,
+    step: int,
+    eps: float,
+    alpha: float,
+    skip: bool,
+    stale: int,
+) -> tuple[int, int, float]: ...
+def tree_fill(base: int, capacity: int, wide: bool, first: int, count: int, weight: float) -> bool: ...
+def tree_refresh(base: int, capacity: int, wide: bool) -> int: ...
+def tree_select_run(
+    base: int, capacity: int, wide: bool, source: int, mask: int, first: int, count: int
+) -> bool: ...
+def tree_select(
+    base: int, capacity: int, wide: bool, source: int, mask: int, items: int, count: int
+) -> bool: ...
+def tree_draw(
+    base: int,
+    capacity: int,
+    wide: bool,
+    values: int,
+    count: int,
+    shares: bool,
+    stratified: bool,
+    beta: float,
+    stamp: int,
+    items: int,
+    weights: int,
+    importance: int,
+    stamps: int,
+) -> bool: ...

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replaybank.datasets.openx.sources.rlds import RLDSSource
 
+from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.demo import arm
 
 angle = st.floats(-1.5, 4.5)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.sources.rlds import RLDSSource
 
+from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.sources.base import Episode, Shard
+from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.summary import summarise, summarise_rlds
 from replaybank.demo import arm
 from shared_data import bridge_path
