@@ -15,6 +15,7 @@
 
 #include "gather.hpp"
 #include "memory.hpp"
+#include "slice_starts.hpp"
 #include "sum_tree.hpp"
 #include "tfrecord.hpp"
 #include "trajectory_index.hpp"
@@ -121,21 +122,23 @@ void bind_sum_tree(nb::module_& m) {
             return nb::make_tuple(sum, static_cast<double>(minimum), static_cast<double>(maximum));
         });
     }, "base"_a, "capacity"_a, "wide"_a);
-    m.def("tree_update", [](Address base, Count capacity, bool wide, Address items, Count count, Address values,
-                            bool wide_values, Count step, double eps, double alpha, bool skip, Address stale) {
+    m.def("tree_update", [](Address base, Count capacity, bool wide, Count limit, Address items, Count count,
+                            Address values, bool wide_values, Count step, double eps, double alpha, bool skip,
+                            Address stale) {
         const wt::Verdict verdict = [&] {
             nb::gil_scoped_release released;
             return with_tree(base, capacity, wide, [&](const auto& tree) {
                 const auto* index = at<const std::int64_t>(items);
-                return wide_values ? wt::update(tree, index, count, at<const double>(values), step, eps, alpha, skip,
-                                                at<const std::uint8_t>(stale))
-                                   : wt::update(tree, index, count, at<const float>(values), step, eps, alpha, skip,
-                                                at<const std::uint8_t>(stale));
+                const auto* old = at<const std::uint8_t>(stale);
+                return wide_values ? wt::update(tree, limit, index, count, at<const double>(values), step, eps, alpha,
+                                                skip, old)
+                                   : wt::update(tree, limit, index, count, at<const float>(values), step, eps, alpha,
+                                                skip, old);
             });
         }();
         return nb::make_tuple(static_cast<Count>(verdict.kind), verdict.position, verdict.largest);
-    }, "base"_a, "capacity"_a, "wide"_a, "items"_a, "count"_a, "values"_a, "wide_values"_a, "step"_a, "eps"_a,
-       "alpha"_a, "skip"_a, "stale"_a);
+    }, "base"_a, "capacity"_a, "wide"_a, "limit"_a, "items"_a, "count"_a, "values"_a, "wide_values"_a, "step"_a,
+       "eps"_a, "alpha"_a, "skip"_a, "stale"_a);
     m.def("tree_fill", [](Address base, Count capacity, bool wide, Count first, Count count, double weight) {
         return with_tree(base, capacity, wide,
                          [&](const auto& tree) { return wt::fill(tree, first, count, weight); });
@@ -292,6 +295,18 @@ void bind_trajectory_index(nb::module_& m) {
                                   Address column, Address ends) {
         tr::expand(at<i64>(columns), at<i64>(first), at<i64>(steps), n, length, at<i64>(time), at<i64>(column),
                    at<tr::u8>(ends));
+    }, nogil);
+    m.def("slice_starts", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, i64 start, i64 count, i64 needed, bool first_steps,
+                             Address mask) {
+        tr::starts(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), start, count, needed,
+                   first_steps, at<tr::u8>(mask));
+    }, nogil);
+    m.def("slice_spans", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                            i64 length, i64 min_length, Address items, i64 n, i64 slice_len, Address out_columns,
+                            Address first, Address steps) {
+        return tr::spans(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(items), n,
+                         slice_len, at<i64>(out_columns), at<i64>(first), at<i64>(steps));
     }, nogil);
 }
 

@@ -197,13 +197,14 @@ struct Verdict {
 };
 
 // Leaves become (value + eps)^alpha; of repeated items the last wins. Nothing is written if an item is not in
-// [0, capacity) or a value is negative, infinite or NaN, or its weight does not fit T. Items of -1 are skipped,
+// [0, limit), with limit <= capacity, or a value is negative, infinite or NaN, or its weight does not fit T. Items of -1 are skipped,
 // whatever their value, if `skip`; so are those whose `stale` byte (may be null) is not 0. O(count * levels).
 //   items int64, values V, one every `step` (0: one for all), stale uint8: [count] each.
 template <class T, class V>
-Verdict update(const Tree<T>& tree, const i64* items, i64 count, const V* values, i64 step, double eps, double alpha,
-               bool skip, const u8* stale) {
+Verdict update(const Tree<T>& tree, i64 limit, const i64* items, i64 count, const V* values, i64 step, double eps,
+               double alpha, bool skip, const u8* stale) {
     if (count <= 0) return {Verdict::kGood, 0, -1.0};
+    if (limit > tree.capacity) limit = tree.capacity;
     const auto n = static_cast<std::size_t>(count);
     const std::unique_ptr<double[]> weights(new double[n]);
     const std::unique_ptr<i64[]> kept(new i64[n]);
@@ -216,7 +217,7 @@ Verdict update(const Tree<T>& tree, const i64* items, i64 count, const V* values
             kept[static_cast<std::size_t>(k)] = -1, weights[static_cast<std::size_t>(k)] = 1.0;
             continue;
         }
-        if (item < 0 || item >= tree.capacity) return {Verdict::kIndex, k, 0.0};
+        if (item < 0 || item >= limit) return {Verdict::kIndex, k, 0.0};
         if (!(value >= 0.0 && value < kInfinity)) return {Verdict::kWeight, k, 0.0};
         const bool old = stale && stale[k];
         kept[static_cast<std::size_t>(k)] = old ? -1 : item;

@@ -46,6 +46,10 @@ def trajectory_expand(
     columns: int, first: int, steps: int, n: int, length: int, time: int, column: int, ends: int, /
 ) -> None: ...
 
+# --- csrc/slice_starts.hpp: the index as above, then what is named.
+def slice_starts(*index_and_start_count_needed_first_steps_mask: int) -> None: ...
+def slice_spans(*index_and_items_n_slice_len_columns_first_steps: int) -> int: ...
+
 # --- csrc/sum_tree.hpp: a tree is where it is, its number of leaves, and whether they are float64.
 def tree_simd(set: int = -1) -> int: ...
 def tree_levels(capacity: int, wide: bool) -> list[int]: ...
@@ -54,6 +58,7 @@ def tree_update(
     base: int,
     capacity: int,
     wide: bool,
+    limit: int,
     items: int,
     count: int,
     values: int,

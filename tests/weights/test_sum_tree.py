@@ -121,7 +121,7 @@ def test_the_same_uniforms_give_the_same_draws_on_every_instruction_set_and_by_t
             )
         _native.tree_simd(BEST)
         for other in drawn[1:]:
-            assert torch.equal(other.index, drawn[0].index)
+            assert torch.equal(other.items, drawn[0].items)
             torch.testing.assert_close(other.importance, drawn[0].importance, rtol=2e-7, atol=0)
             assert torch.equal(other.stamps, drawn[0].stamps)
         for (chosen, _), other in zip(KINDS, drawn, strict=True):
@@ -138,7 +138,7 @@ def test_draws_are_in_proportion_to_weights(native: bool, dtype: torch.dtype) ->
     rest = 1 - sum(likely.values())
     tree = filled(weights, dtype, native)
     uniforms = torch.rand(40_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    drawn = [k if k in likely else -1 for k in tree.draw(uniforms).index.tolist()]
+    drawn = [k if k in likely else -1 for k in tree.draw(uniforms).items.tolist()]
     if rest * 40_000 < 5:
         drawn = [k for k in drawn if k >= 0]
         likely = {k: p / sum(likely.values()) for k, p in likely.items()}
@@ -150,7 +150,7 @@ def test_draws_are_in_proportion_to_weights(native: bool, dtype: torch.dtype) ->
 def test_stratified_draws_take_one_from_each_equal_part_in_order(native: bool) -> None:
     tree = filled([1.0] * 64, native=native)
     uniforms = torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert tree.draw(uniforms, stratified=True).index.tolist() == list(range(64))
+    assert tree.draw(uniforms, stratified=True).items.tolist() == list(range(64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -163,7 +163,7 @@ def test_importance_is_the_share_of_the_smallest_weight_to_the_power_beta(
     drawn = tree.draw(
         torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64), beta=beta
     )
-    expected = (weights[drawn.index].double() / float(weights[1])) ** -beta
+    expected = (weights[drawn.items].double() / float(weights[1])) ** -beta
     assert drawn.importance.dtype == dtype
     torch.testing.assert_close(
         drawn.importance, expected.to(dtype), rtol=3e-7 if dtype == torch.float32 else 1e-14, atol=0
@@ -247,7 +247,7 @@ def test_the_total_is_exact_after_many_updates() -> None:
 @pytest.mark.parametrize("bad", [-1, 300, -(2**62), 2**62])
 def test_an_index_out_of_range_changes_nothing(native: bool, bad: int) -> None:  # C12
     tree = filled([1.0] * 300, native=native)
-    with pytest.raises(IndexError, match=rf"Index {bad} \(position 2\).*300 weights"):
+    with pytest.raises(IndexError, match=rf"Index {bad} \(position 2\).*300 items"):
         tree.update(torch.tensor([0, 1, bad, 2]), torch.tensor(5.0))
     assert tree.total == 300.0
 

@@ -162,6 +162,9 @@ class ReplayBuffer(Stateful):
     def _join(self) -> None:
         """Let the parts know each other, after one was made or replaced."""
         self._writer.register_storage(self._storage)
+        self._sampler.register_storage(self._storage)
+        if self._shared:
+            self._sampler.share_memory_()
         if self._generator is not None:
             self._sampler.generator = self._generator
         given = self._given_dim_extend
@@ -314,6 +317,7 @@ class ReplayBuffer(Stateful):
             data = self._transform.inv(data)
         if data is None:
             return self._no_index(), None
+        self._sampler.check_write(self._storage, data, single=True)
         index = self._writer.add(data)
         if index is not None:
             self._sampler.add(index)
@@ -349,6 +353,7 @@ class ReplayBuffer(Stateful):
             return self._no_index(), None
         if self._dim_extend:
             data = time_to_front(data, self._dim_extend)
+        self._sampler.check_write(self._storage, data)
         index = self._writer.extend(data)
         if index.numel():
             self._sampler.extend(index)

@@ -280,6 +280,27 @@ class WriteLog:
                 )
         return LogChanges(False, appended, touched)
 
+    def appended_since(self, total: int) -> list[tuple[int, int, int]] | None:
+        """The rows appended after the first ``total`` of this epoch's. O(events since).
+
+        Returns:
+            Runs ``(start, count, number)``, the newest last: ``count`` rows (perhaps more than ``rows``: they
+            went round) from slot ``start`` (modulo ``rows``) on, of which the first was the ``number``-th ever
+            written, from 0. None if the ring no longer has them all.
+        """
+        ints = self._ints
+        events, number = ints[_EVENTS], ints[_TOTAL]
+        runs: list[tuple[int, int, int]] = []
+        for event in range(events - 1, max(events - RING, 0) - 1, -1):
+            if number <= total:
+                break
+            at = _HEADER + _FIELDS * (event % RING)
+            if ints[at] == _APPENDED:
+                count = min(ints[at + 2], number - total)
+                number -= count
+                runs.append(((ints[at + 1] + ints[at + 2] - count) % self.rows, count, number))
+        return None if number > total else runs[::-1]
+
     def share_memory_(self) -> WriteLog:
         """Move the state to shared memory, so that processes it is sent to see one log."""
         self.state.share_memory_()

@@ -57,11 +57,12 @@ class TrajectoryIndex:
             neighbours of rows that were replaced.
         min_length: least number of steps of an eligible trajectory.
         length: number of valid rows at the last sync.
+        rebuilds: how often everything was read.
     """
 
     def __init__(self, signal: EndSignal | None) -> None:
         self.signal = signal
-        self.signals_read = 0
+        self.signals_read = self.rebuilds = 0
         self.min_length = 1
         self.length = 0
         self._rows = self._columns = 0
@@ -136,6 +137,7 @@ class TrajectoryIndex:
         self._log, self._mark = log, mark
 
     def _rebuild(self, signal: EndSignal, storage: StepSource, log: WriteLog, columns: int) -> None:
+        self.rebuilds += 1
         self._allocate(log.rows, columns)
         self.length = length = log.length
         self._set_view()
@@ -337,6 +339,38 @@ class TrajectoryIndex:
             ends.data_ptr(),
         )
         return time, column, ends
+
+    def starts(self, mask: Tensor, needed: int, *, first_steps: bool, start: int, count: int) -> None:
+        """Mark the slots where slices may start, in ``count`` rows from ``start`` (modulo ``length``) on. O(count).
+
+        Args:
+            mask: bool, one a slot, row by row; written.
+            needed: steps that must fit before the trajectory's end.
+            first_steps: whether the first step of every trajectory counts too.
+            start: in ``[0, length)``.
+            count: at most ``length``.
+        """
+        _native.slice_starts(*self._view, start, count, needed, first_steps, mask.data_ptr())
+
+    def slices_from(self, items: Tensor, slice_len: int) -> Slices:
+        """Slices from given slots on, of ``slice_len`` steps or up to their trajectory's end. O(1) each.
+
+        Args:
+            items: int64 ``[S]``, slots numbered row by row.
+            slice_len: at least 1.
+
+        Raises:
+            IndexError: a slot is out of range.
+        """
+        count = items.numel()
+        runs = torch.empty(3, count, dtype=torch.int64)
+        at, size = runs.data_ptr(), 8 * count
+        total = _native.slice_spans(
+            *self._view, items.data_ptr(), count, slice_len, at, at + size, at + 2 * size
+        )
+        if total < 0:
+            raise IndexError(f"Slot {int(items[-1 - total])} is out of range.")
+        return Slices(runs, total)
 
 
 def _close(ends: Tensor) -> Tensor:

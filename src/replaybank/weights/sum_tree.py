@@ -23,12 +23,12 @@ class Draw(NamedTuple):
     """What was drawn.
 
     Args:
-        index: int64 ``[B]``.
+        items: int64 ``[B]``.
         importance: ``[B]``, in the tree's dtype: (weight / smallest positive weight)^-beta.
         stamps: int64 ``[B]``, all the same.
     """
 
-    index: Tensor
+    items: Tensor
     importance: Tensor
     stamps: Tensor
 
@@ -272,6 +272,7 @@ class SumTree:
         alpha: float = 1.0,
         skip: bool = False,
         stale: Tensor | None = None,
+        limit: int | None = None,
     ) -> float:
         """Set leaves to (value + eps)^alpha. O(B log N).
 
@@ -282,6 +283,7 @@ class SumTree:
             alpha: the exponent, >= 0.
             skip: an index of -1 means that there is nothing to set.
             stale: bool ``[B]``, true for what is not to be set, though it must be good.
+            limit: indices must be below it; ``capacity`` by default.
 
         Returns:
             The largest value that was set, -1 if none was.
@@ -298,10 +300,12 @@ class SumTree:
         if value.numel() != 1 and value.numel() != index.numel():
             raise RuntimeError(f"{value.numel()} values {list(value.shape)} for {index.numel()} items.")
         value = value.reshape(-1).contiguous()
+        limit = self.capacity if limit is None else limit
         if not self._native:
-            return self._update_by_torch(index, value.expand(index.shape), eps, alpha, skip, stale)
+            return self._update_by_torch(index, value.expand(index.shape), eps, alpha, skip, stale, limit)
         kind, position, largest = _native.tree_update(
             *self._place,
+            limit,
             index.data_ptr(),
             index.numel(),
             value.data_ptr(),
@@ -313,11 +317,18 @@ class SumTree:
             0 if stale is None else stale.data_ptr(),
         )
         if kind != _GOOD:
-            raise self._refusal(kind, position, index, value, alpha)
+            raise self._refusal(kind, position, index, value, alpha, limit)
         return largest
 
     def _update_by_torch(
-        self, index: Tensor, value: Tensor, eps: float, alpha: float, skip: bool, stale: Tensor | None
+        self,
+        index: Tensor,
+        value: Tensor,
+        eps: float,
+        alpha: float,
+        skip: bool,
+        stale: Tensor | None,
+        limit: int,
     ) -> float:
         kept = torch.ones_like(index, dtype=torch.bool)
         if skip:
@@ -325,13 +336,13 @@ class SumTree:
         weight = (value.double() + eps).pow(alpha)
         finite = weight.to(self.dtype) < torch.inf
         wrong = (
-            (_BAD_INDEX, kept & ((index < 0) | (index >= self.capacity))),
+            (_BAD_INDEX, kept & ((index < 0) | (index >= limit))),
             (_BAD_WEIGHT, kept & ~((value >= 0) & (value < torch.inf))),
             (_OVERFLOW, kept & ~finite),
         )
         for kind, where in wrong:
             if bool(where.any()):
-                raise self._refusal(kind, int(where.nonzero()[0]), index, value, alpha)
+                raise self._refusal(kind, int(where.nonzero()[0]), index, value, alpha, limit)
         if stale is not None:
             kept &= ~stale.to(self.device)
         if not bool(kept.any()):
@@ -340,11 +351,13 @@ class SumTree:
         walk.refresh(self._blocks, self._levels, changed)
         return float(value[kept].max())
 
-    def _refusal(self, kind: int, position: int, index: Tensor, value: Tensor, alpha: float) -> Exception:
+    def _refusal(
+        self, kind: int, position: int, index: Tensor, value: Tensor, alpha: float, limit: int
+    ) -> Exception:
         item = int(index[position])
         if kind == _BAD_INDEX:
             return IndexError(
-                f"Index {item} (position {position}) is out of range: {self.capacity} weights are kept. "
+                f"Index {item} (position {position}) is out of range: there are {limit} items. "
                 "Nothing has been changed."
             )
         given = float(value[position if value.numel() > 1 else 0])
