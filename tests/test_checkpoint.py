@@ -114,12 +114,33 @@ def test_tensordicts_come_back_with_their_batch_size_and_what_is_no_tensor(tmp_p
     assert int(second["c"]) == 1
 
 
+class Exploit:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, ("/tmp/must-never-be-made-by-loading",)
+
+
+def test_other_objects_are_pickled_and_unpickled_only_when_allowed(tmp_path: Path) -> None:
+    state = {"items": [b"bytes", {1: 2}, {3, 4}, "plain"]}
+    with pytest.raises(TypeError, match="allow_pickle=True"):
+        save(tmp_path, state)
+    save(tmp_path, state, allow_pickle=True)
+    with pytest.raises(DataFormatError, match=r"manifest\.json holds pickled objects.*allow_pickle=True"):
+        load(tmp_path)
+    assert load(tmp_path, allow_pickle=True) == state
+    save(tmp_path, {"x": Exploit()}, allow_pickle=True)
+    with pytest.raises(DataFormatError, match="can run any code"):
+        load(tmp_path)
+    assert not os.path.exists("/tmp/must-never-be-made-by-loading")
+
+
 def test_views_that_are_not_contiguous_are_saved_by_value(tmp_path: Path) -> None:
     big = torch.arange(3_000_000, dtype=torch.float64).reshape(3, 1_000_000)
     views = {
         "transposed": torch.arange(6).reshape(2, 3).T,
         "expanded": torch.tensor([1.5]).expand(4, 2),
         "column": big.T[:, 1],
+        "one of stride 0": torch.tensor(3).expand(1),
+        "one of a row": torch.arange(8).reshape(2, 4)[:1, 2],
         "blocks": big.T,
         "conjugate": torch.tensor([1 + 2j]).conj(),
         "parameter": torch.nn.Parameter(torch.ones(2)),

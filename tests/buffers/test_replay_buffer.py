@@ -16,7 +16,9 @@ import torch
 from tensordict import TensorDict
 
 from buffers.doubles import InOrder, Remembers
+from contracts import KINDS, DataKind, items_for
 from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.checkpoint import load
 from replaybank.errors import DataFormatError
 from replaybank.samplers.random import RandomSampler
 from replaybank.storages.list import ListStorage
@@ -77,10 +79,11 @@ def test_parts_may_be_instances_classes_or_callables() -> None:
 
 @pytest.mark.parametrize("name", ["storage", "sampler", "writer"])
 def test_what_is_no_part_is_refused(name: str) -> None:
+    make: Any = ReplayBuffer
     with pytest.raises(TypeError, match=rf"{name}=3 is a int; give a {name.capitalize()} or a callable"):
-        ReplayBuffer(**{name: 3})
+        make(**{name: 3})
     with pytest.raises(TypeError, match=rf"{name}=.* makes a int; give a {name.capitalize()} or a callable"):
-        ReplayBuffer(**{name: lambda: 3})
+        make(**{name: lambda: 3})
 
 
 def test_setters_return_the_part_that_was_replaced() -> None:
@@ -111,8 +114,13 @@ def test_parts_are_made_at_the_first_use_when_wanted() -> None:
         made.append(what)
         return part()
 
-    parts = {"storage": partial(ListStorage, 5), "sampler": RandomSampler, "writer": RoundRobinWriter}
-    buffer = ReplayBuffer(delayed_init=True, **{name: partial(make, name, p) for name, p in parts.items()})
+    parts: dict[str, Any] = {
+        "storage": partial(ListStorage, 5),
+        "sampler": RandomSampler,
+        "writer": RoundRobinWriter,
+    }
+    given: dict[str, Any] = {name: partial(make, name, part) for name, part in parts.items()}
+    buffer = ReplayBuffer(delayed_init=True, **given)
     assert not buffer.initialized
     assert made == []
     assert repr(buffer) == "ReplayBuffer(not initialized, batch_size=None)"
@@ -675,6 +683,28 @@ def test_hooks_change_the_storages_state_on_its_way(tmp_path: Path) -> None:
     assert other[:]["n"].tolist() == [0, 1, 2]
 
 
+def test_a_list_of_objects_asks_for_pickling_to_be_allowed(tmp_path: Path) -> None:
+    buffer, other = ReplayBuffer(), ReplayBuffer()
+    buffer.extend([{"a", "b"}, np.arange(3)])
+    with pytest.raises(TypeError, match=r"items\[0\] is a set.*allow_pickle=True"):
+        buffer.dumps(tmp_path)
+    buffer.save(tmp_path, allow_pickle=True)
+    with pytest.raises(DataFormatError, match="allow_pickle=True"):
+        other.loads(tmp_path)
+    assert len(other) == 0
+    other.load(tmp_path, allow_pickle=True)
+    assert other.storage[0] == {"a", "b"}
+    assert other.storage[1].tolist() == [0, 1, 2]
+
+
+def test_earlier_saves_are_kept_when_asked_for(tmp_path: Path) -> None:
+    buffer = tensor_buffer()
+    for step in range(3):
+        buffer.extend(steps(step, 1))
+        buffer.dumps(tmp_path, keep=1)
+    assert [load(tmp_path, back=back)["writer"]["write_count"] for back in (0, 1)] == [3, 2]
+
+
 def test_a_checkpointer_saves_the_storage_in_its_own_way(tmp_path: Path) -> None:
     class Mine:
         def dumps(self, storage: Any, path: Path) -> None:
@@ -721,10 +751,38 @@ def test_pin_memory_is_ignored_with_one_warning_without_an_accelerator() -> None
 
 
 def test_storages_that_cannot_be_shared_say_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match=r"ListStorage holds Python objects.* Use a TensorStorage"):
+    with pytest.raises(RuntimeError, match=r"ListStorage holds Python objects.* Use a LazyTensorStorage"):
         ReplayBuffer(shared=True)
-    with pytest.raises(RuntimeError, match=r"no memory yet.* shared_init=True"):
+    with pytest.raises(RuntimeError, match=r"or has none yet.* shared_init=True"):
         tensor_buffer(shared=True)
-    storage = TensorStorage(steps(0, 4))
+    with pytest.raises(RuntimeError, match=r"this process alone: .*share_memory_\(\)"):
+        ReplayBuffer(storage=TensorStorage(steps(0, 4)), shared=True)
+    buffer = ReplayBuffer(storage=TensorStorage(steps(0, 4).share_memory_()), shared=True)
+    assert buffer.storage.log.state.is_shared()
     with pytest.raises(RuntimeError, match="ListStorage"):
-        ReplayBuffer(storage=storage, shared=True).set_storage(ListStorage(3))
+        buffer.set_storage(ListStorage(3))
+    unwritten = ReplayBuffer(storage=LazyTensorStorage(4, shared_init=True), shared=True)
+    with pytest.raises(RuntimeError, match="no memory yet when it came to another process"):
+        pickle.dumps(unwritten)
+
+
+# --- every form of data ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+@pytest.mark.filterwarnings("ignore:add.. was given a TensorDict of batch size")
+def test_every_form_of_data_is_sampled_as_it_was_written(kind: DataKind, make: Any, tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=make(7), batch_size=20, generator=seeded())
+    buffer.extend(items_for(buffer.storage, kind, torch.arange(5)))
+    buffer.add(kind.make(torch.tensor(5)))
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(kind.ids(batch), info["index"])
+    assert torch.equal(kind.ids(buffer[:]), torch.arange(6))
+    if make is LazyTensorStorage:
+        buffer.dumps(tmp_path)
+        other = ReplayBuffer(storage=make(7), batch_size=20)
+        if kind.name in ("tensorclass", "namedtuple"):
+            other.extend(items_for(other.storage, kind, torch.arange(1)))  # classes are not named in files
+        other.loads(tmp_path)
+        assert torch.equal(kind.ids(other.sample()), kind.ids(buffer.sample()))

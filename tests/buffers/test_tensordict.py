@@ -15,7 +15,7 @@ from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.random import RandomSampler
 from replaybank.storages.list import ListStorage
 from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
-from replaybank.writers.round_robin import TensorDictRoundRobinWriter
+from replaybank.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 
 def steps(start: int, count: int, **more: torch.Tensor) -> TensorDict:
@@ -233,6 +233,24 @@ def test_lists_of_tensordicts_are_written_as_a_batch() -> None:
     buffer.extend([TensorDict(n=torch.tensor(i), td_error=torch.tensor(float(i))) for i in range(3)])
     assert buffer["n"].tolist() == [0, 1, 2]
     assert sampler.priorities == {(0,): 0.0, (1,): 1.0, (2,): 2.0}
+
+
+def test_stored_items_stay_as_they_were_written_whatever_a_sample_is_given() -> None:
+    def mark(td: TensorDict) -> TensorDict:
+        return td.set("new", torch.zeros(td.batch_size))
+
+    items = [TensorDict(n=torch.arange(k)) for k in (2, 3)]
+    buffer = TensorDictReplayBuffer(
+        storage=ListStorage(10),
+        writer=RoundRobinWriter,
+        batch_size=9,
+        transform=mark,
+    )
+    buffer.extend(items)
+    sample = buffer.sample()
+    assert [len(item["n"]) - 2 for item in sample.unbind(0)] == sample["index"].tolist()
+    assert "new" in buffer[0].keys()  # noqa: SIM118
+    assert all(list(item.keys()) == ["n"] for item in items)
 
 
 def test_static_data_is_sampled_with_its_index() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import warnings
 from collections import namedtuple
@@ -375,6 +376,20 @@ def test_states_of_other_sizes_or_keys_are_refused_and_change_nothing() -> None:
     assert len(third) == 2
 
 
+@pytest.mark.parametrize("storage", [LazyTensorStorage(4), ListStorage(4)])
+def test_a_state_with_fewer_items_than_its_log_says_is_refused(storage: Any) -> None:
+    _writer(storage).extend(list(torch.arange(3)))
+    state = storage.state_dict()
+    if "data" in state:
+        state["data"] = [leaf[:2] for leaf in state["data"]]
+    else:
+        state["items"] = state["items"][:2]
+    other = type(storage)(4)
+    with pytest.raises(ValueError, match=r"3 rows.*2"):
+        other.load_state_dict(state)
+    assert len(other) == 0
+
+
 def test_dumps_and_loads_bring_data_log_and_cursor_back(tmp_path: Path) -> None:
     storage = LazyTensorStorage(4)
     _writer(storage).extend(_steps(6))
@@ -588,3 +603,23 @@ def test_read_leaf_of_a_slice_is_a_view() -> None:
     leaf = storage.read_leaf(("next", "done"), slice(0, 3))
     assert _is_view(leaf, storage.view()["next", "done"])
     assert leaf.shape == (3, 1)
+
+
+def _write_rows(storage: LazyTensorStorage) -> None:
+    _writer(storage).extend(_steps(2))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_shared_storage_is_one_storage_in_all_processes(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system cannot {method}")
+    storage = LazyTensorStorage(8, shared_init=True)
+    _writer(storage).extend(_steps(3))
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=_write_rows, args=(storage,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert (len(storage), storage.log.cursor, storage.log.total) == (5, 5, 5)
+    assert torch.equal(storage[3:]["obs"], _steps(2)["obs"])
+    assert (storage[3:]["pixels"] == 7).all()

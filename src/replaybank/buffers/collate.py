@@ -30,7 +30,7 @@ def collate(data: Any) -> Any:
     first = data[0]
     if is_tensor_collection(first):
         same = all(is_tensor_collection(item) and item.batch_size == first.batch_size for item in data)
-        return _stack_collections(data) if same else lazy_stack(data)
+        return _stack_collections(data) if same else _stacked_lazily(data)
     if isinstance(first, Tensor):
         shapes = {tuple(item.shape) for item in data if isinstance(item, Tensor)}
         if len(shapes) > 1:
@@ -58,7 +58,12 @@ def _stack_collections(items: list[Any]) -> Any:
         return torch.stack(items)
     except (RuntimeError, KeyError, ValueError):
         # Differing leaves under one batch size: kept apart, and padded or nested by whoever reads them.
-        return lazy_stack(items)
+        return _stacked_lazily(items)
+
+
+def _stacked_lazily(items: list[Any]) -> Any:
+    # An entry set in a lazy stack is set in what it stacks: those must not be the stored items themselves.
+    return lazy_stack([item.copy() for item in items])
 
 
 def _is_numeric(value: np.ndarray[Any, Any] | np.generic) -> bool:

@@ -29,8 +29,6 @@ class ProcessLock:
     """
 
     def __init__(self) -> None:
-        if fcntl is None:
-            raise RuntimeError("shared=True needs locks on files, which this system does not have.")
         descriptor, path = tempfile.mkstemp(prefix="replaybank-lock-")
         os.close(descriptor)
         self._open(path)
@@ -42,13 +40,14 @@ class ProcessLock:
         self._depth = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         _in_this_process[path] = self
+        renew_after_fork(self)
 
     def acquire(self) -> bool:
         """Wait for the lock and take it."""
         self._threads.acquire()
         if self._depth == 0:
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                _flock(self._descriptor, take=True)
             except BaseException:
                 self._threads.release()
                 raise
@@ -61,7 +60,7 @@ class ProcessLock:
             raise RuntimeError("Only the thread that holds the lock can release it.")
         self._depth -= 1
         if self._depth == 0:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            _flock(self._descriptor, take=False)
         self._threads.release()
 
     def __enter__(self) -> bool:
@@ -98,6 +97,12 @@ class ProcessLock:
         descriptor = getattr(self, "_descriptor", None)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _flock(descriptor: int, *, take: bool) -> None:
+    if fcntl is None:
+        raise RuntimeError("shared=True needs locks on files, which this system does not have.")
+    fcntl.flock(descriptor, fcntl.LOCK_EX if take else fcntl.LOCK_UN)
 
 
 _in_this_process: weakref.WeakValueDictionary[str, ProcessLock] = weakref.WeakValueDictionary()
@@ -164,12 +169,10 @@ class BufferLock:
 
     def renew_after_fork(self) -> None:
         """In a forked child: another thread of the parent may hold the lock that was copied."""
-        if self.shared:
-            self.shared.renew_after_fork()
-            self._start(self.shared)
-        elif not self.lock._is_owned():
+        if self.shared or self.lock._is_owned():
+            self._start(self.lock)  # the first renews itself, the second is this very thread's
+        else:
             self._start(threading.RLock())
-        self._saver = None
 
 
 class _Writing:

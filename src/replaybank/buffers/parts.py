@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import torch
 
 from replaybank.buffers.transforms import TransformChain
+from replaybank.samplers.base import Sampler
 from replaybank.storages.base import Storage
 from replaybank.storages.list import ListStorage
+from replaybank.writers.base import Writer
 
-Part = TypeVar("Part")
 
-
-def part_of(name: str, given: Any, kind: type[Part], default: Callable[[], Part] | None) -> Part:
-    """The part that was given, as an instance or as a callable that makes it.
+def storage_of(given: Any, default: Callable[[], Storage] | None = None) -> Storage:
+    """The storage that was given, as an instance or as a callable that makes it.
 
     Raises:
         TypeError: it is neither, or the callable makes something else.
     """
+    return cast(Storage, _part_of("storage", given, Storage, default))
+
+
+def sampler_of(given: Any, default: Callable[[], Sampler] | None = None) -> Sampler:
+    """The sampler that was given; see :func:`storage_of`."""
+    return cast(Sampler, _part_of("sampler", given, Sampler, default))
+
+
+def writer_of(given: Any, default: Callable[[], Writer] | None = None) -> Writer:
+    """The writer that was given; see :func:`storage_of`."""
+    return cast(Writer, _part_of("writer", given, Writer, default))
+
+
+def _part_of(name: str, given: Any, kind: type[Any], default: Callable[[], Any] | None) -> Any:
     if given is None and default is not None:
         return default()
     # A class is callable, and no instance of itself.
@@ -65,15 +79,38 @@ def check_shareable(storage: Storage) -> None:
     Raises:
         RuntimeError: the storage cannot be shared as it is; the message says what to do.
     """
+    name = type(storage).__name__
     if isinstance(storage, ListStorage):
         raise RuntimeError(  # noqa: TRY004 (what spawned workers have always raised here)
-            f"shared=True, but a {type(storage).__name__} holds Python objects, which processes cannot "
-            "share. Use a TensorStorage, LazyTensorStorage or LazyMemmapStorage."
+            f"shared=True, but a {name} holds Python objects, which processes cannot share. Use a "
+            "LazyTensorStorage or LazyMemmapStorage with shared_init=True."
         )
-    if not storage.initialized and not getattr(storage, "shared_init", False):
+    if getattr(storage, "shared_init", None) is False:
         raise RuntimeError(
-            f"shared=True, but the {type(storage).__name__} has no memory yet, so that each process would "
-            "allocate its own. Write to the storage first, or make it with shared_init=True."
+            f"shared=True, but the {name} is in memory of this process alone, or has none yet, so that each "
+            "process would come to have its own. Make it with shared_init=True."
+        )
+    if not hasattr(storage, "shared_init"):
+        # Data that was given: its log is all that is not the user's.
+        alone = [key for key in storage.leaf_keys() if not storage.read_leaf(key, slice(0, 1)).is_shared()]
+        if alone:
+            raise RuntimeError(
+                f"shared=True, but the data of the {name} is in memory of this process alone: {alone}. Call "
+                "share_memory_() on it first."
+            )
+        storage.log.share_memory_()
+
+
+def refuse_unallocated(storage: Storage) -> None:
+    """See to it that a storage has its memory before another process gets it.
+
+    Raises:
+        RuntimeError: it has none.
+    """
+    if not storage.initialized:
+        raise RuntimeError(
+            f"The {type(storage).__name__} of this shared buffer had no memory yet when it came to another "
+            "process, so each would allocate its own. Write to the buffer first, then start the processes."
         )
 
 

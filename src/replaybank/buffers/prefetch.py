@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.buffers.locks import renew_after_fork
 
 if TYPE_CHECKING:
-    from replaybank.buffers.replay_buffer import ReplayBuffer
+    from replaybank.buffers.base import ComposedBuffer
 
 
 class Batch(NamedTuple):
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """
 
     data: Any
-    info: dict[str, Any]
+    info: dict[Any, Any]
     ran_out: bool
 
 
@@ -45,7 +45,7 @@ class Prefetcher:
         depth: number of batches to keep ready.
     """
 
-    def __init__(self, buffer: ReplayBuffer, depth: int) -> None:
+    def __init__(self, buffer: ComposedBuffer, depth: int) -> None:
         self._buffer = weakref.ref(buffer)
         self._depth = depth
         self._ready: deque[Batch | BaseException] = deque()
@@ -139,17 +139,18 @@ class Prefetcher:
         self._waiting = 0
 
     def _may_draw(self) -> bool:
-        if self._stopped:
-            return True
         if self._halted:
             return not self._ready and self._waiting > 0
         return len(self._ready) < self._depth
 
-    def _draw(self, buffer: ReplayBuffer) -> None:
+    def _draw(self, buffer: ComposedBuffer) -> None:
         size = buffer.batch_size
         # The batch is put in line under the buffer's lock: whoever empties the buffer finds it there.
         with buffer._lock.lock:
             batch: Batch | BaseException
+            with self._changed:
+                if self._stopped or not self._may_draw():
+                    return  # the buffer was emptied or closed while this thread waited for its lock
             try:
                 if size is None:
                     raise RuntimeError("A buffer that prefetches needs a batch size.")
@@ -168,7 +169,7 @@ class Prefetcher:
 def _run(prefetcher: Prefetcher) -> None:
     while True:
         with prefetcher._changed:
-            prefetcher._changed.wait_for(prefetcher._may_draw)
+            prefetcher._changed.wait_for(lambda: prefetcher._stopped or prefetcher._may_draw())
             if prefetcher._stopped:
                 return
         buffer = prefetcher._buffer()
@@ -192,9 +193,10 @@ def _is_plain(data: Any) -> bool:
     return type(data) is TensorDict and all(type(leaf) is Tensor for leaf in data.values(True, True))
 
 
-def _unpacked(state: dict[str, Any], buffer: ReplayBuffer) -> Batch:
+def _unpacked(state: dict[str, Any], buffer: ComposedBuffer) -> Batch:
     data, index = state["data"], state["index"]
     if data is None:
         data = buffer._assemble(buffer.storage.get(index), buffer._info_in_sample)
-    info = {tuple(key) if isinstance(key, list) else key: value for key, value in state["info"]}
-    return Batch(data, {**info, "index": index}, state["ran_out"])
+    info: dict[Any, Any] = {tuple(key) if isinstance(key, list) else key: v for key, v in state["info"]}
+    info["index"] = index
+    return Batch(data, info, state["ran_out"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,31 +11,19 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 from replaybank.buffers import saving, view
+from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
-from replaybank.buffers.locks import BufferLock
-from replaybank.buffers.parts import batch_size_of, chain_of, check_shareable, may_pin, part_of
-from replaybank.buffers.prefetch import Batch, Prefetcher
-from replaybank.checkpoint import Stateful
-from replaybank.samplers.base import Sampler
-from replaybank.samplers.random import RandomSampler
-from replaybank.storages.base import Storage
-from replaybank.storages.list import ListStorage
-from replaybank.writers.base import Writer
-from replaybank.writers.round_robin import RoundRobinWriter
+from replaybank.buffers.prefetch import Batch
 
 if TYPE_CHECKING:
-    from replaybank.buffers.transforms import TransformChain
     from replaybank.checkpoint import StrPath
-
-DEFAULT_CAPACITY = 1000
-"""Items of the storage that a buffer makes when none is given."""
 
 _NO_BATCH_SIZE = (
     "No batch size: give one to the buffer, ReplayBuffer(..., batch_size=B), or to the call, sample(B)."
 )
 
 
-class ReplayBuffer(Stateful):
+class ReplayBuffer(ComposedBuffer):
     """Stores items and draws batches of them.
 
     The writer says where items go, the storage keeps them, the sampler says which come back, transforms
@@ -78,221 +65,6 @@ class ReplayBuffer(Stateful):
         >>> buffer.sample().shape
         torch.Size([2])
     """
-
-    _default_writer: Callable[[], Writer] = RoundRobinWriter
-    # Whether a sample must keep its batch dimension, because the sampler's info is put into it.
-    _info_in_sample = False
-
-    def __init__(
-        self,
-        *,
-        storage: Storage | Callable[[], Storage] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        writer: Writer | Callable[[], Writer] | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        transform_factory: Callable[[], Any] | None = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        checkpointer: Any = None,
-        generator: torch.Generator | None = None,
-        shared: bool = False,
-        compilable: bool | None = None,
-        delayed_init: bool | None = None,
-    ) -> None:
-        if transform is not None and transform_factory is not None:
-            raise TypeError("Give transform or transform_factory, not both.")
-        if dim_extend is not None and dim_extend < 0:
-            raise ValueError(
-                f"dim_extend={dim_extend}: give the dimension of the data that is time, 0 or more."
-            )
-        self._batch_size = batch_size_of(batch_size)
-        if prefetch and self._batch_size is None:
-            raise ValueError(f"prefetch={prefetch} needs a batch_size, so that batches can be drawn ahead.")
-        if prefetch and shared:
-            raise ValueError("prefetch draws ahead in one process and cannot be used with shared=True.")
-        self._collate_fn = collate if collate_fn is None else collate_fn
-        self._pin = may_pin() if pin_memory else False
-        self._given_dim_extend = dim_extend
-        self._checkpointer = checkpointer
-        self._generator = generator
-        self._shared = bool(shared)
-        self._compilable = bool(compilable)
-        self._save_hooks: list[Callable[[Any], Any]] = []
-        self._load_hooks: list[Callable[[Any], Any]] = []
-        self._prefetch = int(prefetch or 0)
-        self._start(BufferLock(bool(shared)))
-        self._recipe: dict[str, Any] | None = {
-            "storage": storage,
-            "sampler": sampler,
-            "writer": writer,
-            "transform": transform,
-            "transform_factory": transform_factory,
-        }
-        if delayed_init is None:
-            delayed_init = transform_factory is not None
-        if not delayed_init:
-            self._build()
-
-    def _start(self, lock: BufferLock) -> None:
-        self._lock = lock
-        self._prefetcher = Prefetcher(self, self._prefetch) if self._prefetch else None
-        self._iterator: Iterator[Any] | None = None
-
-    def _build(self) -> None:
-        with self._lock.lock:
-            recipe = self._recipe
-            if recipe is None:
-                return
-            factory = recipe["transform_factory"]
-            self._transform: TransformChain = chain_of(recipe["transform"] if factory is None else factory())
-            self._storage: Storage = part_of(
-                "storage", recipe["storage"], Storage, lambda: ListStorage(DEFAULT_CAPACITY)
-            )
-            self._writer: Writer = part_of("writer", recipe["writer"], Writer, self._default_writer)
-            self._sampler: Sampler = part_of("sampler", recipe["sampler"], Sampler, RandomSampler)
-            self._check_drop_last(self._sampler)
-            if self._shared:
-                check_shareable(self._storage)
-            self._join()
-            self._recipe = None
-
-    def _join(self) -> None:
-        """Let the parts know each other, after one was made or replaced."""
-        self._writer.register_storage(self._storage)
-        self._sampler.register_storage(self._storage)
-        if self._shared:
-            self._sampler.share_memory_()
-        if self._generator is not None:
-            self._sampler.generator = self._generator
-        given = self._given_dim_extend
-        self._dim_extend = self._storage.ndim - 1 if given is None else given
-        device = getattr(self._storage, "device", None)
-        on_cpu = device is None or not isinstance(device, torch.device) or device.type == "cpu"
-        self._index_device = None if on_cpu else device
-
-    def _check_drop_last(self, sampler: Sampler) -> None:
-        if getattr(sampler, "drop_last", False) and self._batch_size is None:
-            raise ValueError(
-                "Samplers with drop_last=True need a batch size that is known beforehand: give the buffer a "
-                "batch_size."
-            )
-
-    # --- parts ---------------------------------------------------------------------------------------------
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the parts have been made (see ``delayed_init``)."""
-        return self._recipe is None
-
-    @property
-    def storage(self) -> Storage:
-        """Where the data is."""
-        self._ready()
-        return self._storage
-
-    @property
-    def sampler(self) -> Sampler:
-        """What says which items come."""
-        self._ready()
-        return self._sampler
-
-    @property
-    def writer(self) -> Writer:
-        """What says where items go."""
-        self._ready()
-        return self._writer
-
-    @property
-    def transform(self) -> TransformChain:
-        """The transforms, in the order in which they change a sample."""
-        self._ready()
-        return self._transform
-
-    @property
-    def batch_size(self) -> int | None:
-        """Items of a batch, if the buffer was given a number."""
-        return self._batch_size
-
-    @property
-    def dim_extend(self) -> int:
-        """Dimension of the extended data that is time."""
-        self._ready()
-        return self._dim_extend
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """Source of the random draws; None is the global one."""
-        return self._generator
-
-    @property
-    def write_count(self) -> int:
-        """Number of rows along time ever written."""
-        self._ready()
-        return self._writer.write_count
-
-    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Exchange the storage and return the one there was."""
-        with self._writing:
-            new = part_of("storage", storage, Storage, None)
-            if self._shared:
-                check_shareable(new)
-            old, self._storage = self._storage, new
-            if collate_fn is not None:
-                self._collate_fn = collate_fn
-            self._join()
-            self._drop_ahead()
-            return old
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Exchange the sampler and return the one there was."""
-        with self._writing:
-            new = part_of("sampler", sampler, Sampler, None)
-            self._check_drop_last(new)
-            old, self._sampler = self._sampler, new
-            self._join()
-            self._drop_ahead()
-            return old
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Exchange the writer and return the one there was."""
-        with self._writing:
-            old, self._writer = self._writer, part_of("writer", writer, Writer, None)
-            self._join()
-            return old
-
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Take every random draw from ``generator``; None is the global one."""
-        with self._writing:
-            self._generator = generator
-            self._sampler.generator = generator
-            self._drop_ahead()
-
-    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Add a transform behind the others.
-
-        Args:
-            transform: a callable, an ``nn.Module`` or an object with ``inv``.
-            invert: use its ``inv`` on sampling and its forward on writing.
-
-        Returns:
-            The buffer.
-        """
-        return self.insert_transform(len(self.transform), transform, invert=invert)
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Add a transform before position ``index``; otherwise as :meth:`append_transform`."""
-        with self._writing:
-            self._transform.insert(index, transform, invert=invert)
-            if self._prefetcher is not None:
-                self._prefetcher.redo()
-        return self
-
-    def _ready(self) -> None:
-        if self._recipe is not None:
-            self._build()
 
     # --- writing -------------------------------------------------------------------------------------------
 
@@ -375,16 +147,6 @@ class ReplayBuffer(Stateful):
             self._sampler.empty()
             self._drop_ahead()
 
-    @property
-    def _writing(self) -> AbstractContextManager[None]:
-        if self._recipe is not None:
-            self._build()
-        return self._lock.writing
-
-    def _drop_ahead(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.drop()
-
     # --- priorities ----------------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any, *, generation: Any = None) -> None:
@@ -451,7 +213,8 @@ class ReplayBuffer(Stateful):
             data = self._assemble(storage.get(index), info_in_sample)
             if self._index_device is not None:
                 index = _to_device(index, self._index_device)
-            return Batch(data, {**info, "index": index}, sampler.ran_out)
+            info["index"] = index
+            return Batch(data, info, sampler.ran_out)
 
     def _assemble(self, data: Any, keep_batch: bool) -> Any:
         if isinstance(data, list) or self._collate_fn is not collate:
@@ -505,7 +268,10 @@ class ReplayBuffer(Stateful):
         with self._lock.lock:
             data = view.read(self._storage, index, self._dim_extend)
             if view.is_single(index):
-                return self._transform(data) if len(self._transform) else data
+                if not len(self._transform):
+                    return data
+                # A list gives the stored item itself, in which a transform would leave its traces.
+                return self._transform(data.copy() if is_tensor_collection(data) else data)
             return self._assemble(data, keep_batch=False)
 
     def __setitem__(self, index: Any, data: Any) -> None:
@@ -549,61 +315,45 @@ class ReplayBuffer(Stateful):
         with self._writing:
             saving.take_over(self, state_dict)
 
-    def dumps(self, path: StrPath) -> None:
-        """Save everything into the directory ``path``, atomically (see :func:`replaybank.checkpoint.save`).
+    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+        """Save everything into the directory ``path``, atomically.
 
-        Sampling goes on meanwhile; writing waits.
+        Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile; writing
+        waits.
+
+        Args:
+            path: a directory; made if missing.
+            keep: number of earlier saves that stay in it (see :func:`replaybank.checkpoint.load`).
+            allow_pickle: pickle items of a :class:`ListStorage` that are no tensors or plain values.
+
+        Raises:
+            TypeError: there are such items and ``allow_pickle`` is not set; nothing has been saved.
         """
         self._ready()
         with self._lock.paused_writing():
-            saving.dump(self, path)
+            saving.dump(self, path, keep=keep, allow_pickle=allow_pickle)
 
-    def loads(self, path: StrPath) -> None:
-        """Take over what :meth:`dumps` left in ``path``.
+    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+        """Take over what :meth:`dumps` left in ``path``; warns if a later save was not finished.
+
+        Args:
+            path: the directory.
+            allow_pickle: unpickle what was pickled. This can run any code: only for files you trust.
 
         Raises:
+            FileNotFoundError: nothing was saved there.
             DataFormatError: a file is damaged; nothing has been changed.
         """
         with self._writing:
-            saving.restore(self, path)
+            saving.restore(self, path, allow_pickle=allow_pickle)
 
-    def save(self, path: StrPath) -> None:
+    def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
         """The same as :meth:`dumps`."""
-        self.dumps(path)
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
-    def load(self, path: StrPath) -> None:
+    def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """The same as :meth:`loads`."""
-        self.loads(path)
-
-    def close(self) -> None:
-        """End the background thread, if there is one. The buffer can still be used."""
-        if self._prefetcher is not None:
-            self._prefetcher.stop()
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock.lock:
-            left_out = ("_lock", "_prefetcher", "_iterator")
-            state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-            state["_process_lock"] = self._lock.shared
-            state["_ahead"] = [] if self._prefetcher is None else self._prefetcher.state()
-            return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        lock, ahead = state.pop("_process_lock"), state.pop("_ahead")
-        self.__dict__.update(state)
-        self._start(BufferLock(lock or False))
-        if self._prefetcher is not None:
-            self._prefetcher.load(ahead)
-
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        if self._recipe is not None:
-            return f"{name}(not initialized, batch_size={self._batch_size})"
-        parts = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
-        if len(self._transform):
-            parts["transform"] = self._transform  # type: ignore[assignment]
-        lines = "".join(f"    {key}={value!r},\n" for key, value in parts.items())
-        return f"{name}(\n{lines}    batch_size={self._batch_size},\n    items={len(self._storage)},\n)"
+        self.loads(path, allow_pickle=allow_pickle)
 
 
 def _as_batch(data: Any) -> Any:

@@ -11,10 +11,10 @@ import torch
 from replaybank import checkpoint
 
 if TYPE_CHECKING:
-    from replaybank.buffers.replay_buffer import ReplayBuffer
+    from replaybank.buffers.base import ComposedBuffer
 
 
-def beside_storage(buffer: ReplayBuffer) -> dict[str, Any]:
+def beside_storage(buffer: ComposedBuffer) -> dict[str, Any]:
     """The state of everything but the storage; the caller holds the lock."""
     generator, prefetcher = buffer._generator, buffer._prefetcher
     return {
@@ -26,7 +26,7 @@ def beside_storage(buffer: ReplayBuffer) -> dict[str, Any]:
     }
 
 
-def take_over(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
+def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> None:
     """Hand a state to the parts, the storage first: the others look at it."""
     if "storage" in state:
         buffer._storage.load_state_dict(state["storage"])
@@ -42,7 +42,7 @@ def take_over(buffer: ReplayBuffer, state: Mapping[str, Any]) -> None:
         buffer._prefetcher.load(state["ahead"])
 
 
-def dump(buffer: ReplayBuffer, path: checkpoint.StrPath) -> None:
+def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_pickle: bool) -> None:
     """Save a buffer; the caller holds writers back."""
     if buffer._checkpointer is None:
         state = buffer.state_dict()
@@ -52,12 +52,12 @@ def dump(buffer: ReplayBuffer, path: checkpoint.StrPath) -> None:
         buffer._checkpointer.dumps(buffer._storage, Path(path) / "storage")
         with buffer._lock.lock:
             state = beside_storage(buffer)
-    checkpoint.save(path, state)
+    checkpoint.save(path, state, keep=keep, allow_pickle=allow_pickle)
 
 
-def restore(buffer: ReplayBuffer, path: checkpoint.StrPath) -> None:
+def restore(buffer: ComposedBuffer, path: checkpoint.StrPath, *, allow_pickle: bool) -> None:
     """Load a buffer; the caller holds the lock for writing."""
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, allow_pickle=allow_pickle)
     if buffer._checkpointer is None:
         for hook in buffer._load_hooks:
             state["storage"] = hook(state["storage"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from replaybank.buffers.collate import collate
 from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.samplers.base import Sampler
+from replaybank.storages._tensordict import entries_to_set
 from replaybank.writers.round_robin import TensorDictRoundRobinWriter
 
 INDEX = "index"
@@ -21,7 +23,7 @@ INDEX = "index"
 GENERATION = "_generation"
 """Entry of a sample that tells an item from a later one in the same slot."""
 
-_REDUCTIONS = {
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda p: p.amax(-1),
     "min": lambda p: p.amin(-1),
     "mean": lambda p: p.double().mean(-1),
@@ -218,16 +220,27 @@ def _put_info(batch: Batch) -> None:
     data = batch.data
     if not is_tensor_collection(data):
         return
-    if data.is_locked:
-        data.unlock_()
-    device, dims = data.device, data.batch_dims
+    inner, shape, device = entries_to_set(data), data.batch_size, data.device
+    if len(shape) != 1 or (device is not None and device.type != "cpu"):
+        inner = None
     for key, value in batch.info.items():
         if type(value) is tuple:
             value = torch.stack(value, -1)
-        if isinstance(value, Tensor):
-            if device is not None and value.device != device:
-                value = value.to(device)
-            if dims > 1:
-                value = value.view(value.shape[0], *[1] * (dims - 1), *value.shape[1:])
-                value = value.expand(*data.batch_size, *value.shape[dims:])
-        data.set(key, value)
+        plain = type(key) is str and type(value) is Tensor and value.is_cpu
+        if inner is not None and plain and value.shape[:1] == shape:
+            inner[key] = value  # checks of what is seen to fit would take longer than the draw
+        else:
+            _put_checked(data, key, value)
+
+
+def _put_checked(data: Any, key: Any, value: Any) -> None:
+    dims = data.batch_dims
+    if data.is_locked:
+        data.unlock_()
+    if isinstance(value, Tensor):
+        if data.device is not None:
+            value = value.to(data.device)
+        if dims > 1:
+            value = value.view(value.shape[0], *[1] * (dims - 1), *value.shape[1:])
+            value = value.expand(*data.batch_size, *value.shape[dims:])
+    data.set(key, value)

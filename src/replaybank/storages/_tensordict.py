@@ -12,7 +12,14 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
 
-__all__ = ["build", "build_class", "entries", "is_tensor_collection", "is_tensorclass", "with_entry"]
+__all__ = [
+    "build",
+    "build_class",
+    "entries",
+    "is_tensor_collection",
+    "is_tensorclass",
+    "with_entry",
+]
 
 
 def _checked(
@@ -54,3 +61,12 @@ def with_entry(data: TensorDictBase, name: str, value: torch.Tensor) -> TensorDi
         source[name] = value
         return build(source, data.batch_size, data.device)
     return data.copy().set(name, value)
+
+
+def entries_to_set(data: TensorDictBase) -> dict[str, Any] | None:
+    """The first-level entries of an unlocked TensorDict, in which tensors that are seen to fit may be set."""
+    if type(data) is TensorDict and not data.is_locked:
+        inner = getattr(data, "_tensordict", None)
+        if type(inner) is dict:
+            return inner
+    return None

@@ -273,6 +273,17 @@ class Storage(Stateful):
         return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
 
 
+def check_log(state: Mapping[str, Any], length: int) -> None:
+    """Raise ValueError if the log of a state does not speak of ``length`` valid rows. O(rows)."""
+    log = WriteLog(state["cut"].numel())
+    log.load_state_dict(state)
+    if log.length != length:
+        raise ValueError(
+            f"The state is damaged: its log speaks of {log.length} rows, and it holds {length}. Nothing has "
+            "been changed."
+        )
+
+
 def resize_log(log: WriteLog, rows: int) -> None:
     """Give a log that has not wrapped another number of rows; its followers stay right. O(rows)."""
     cut = torch.zeros(rows, dtype=torch.bool)

@@ -11,7 +11,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from replaybank.storages.base import Batch, Storage, resize_log
+from replaybank.storages.base import Batch, Storage, check_log, resize_log
 from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run
 from replaybank.storages.table import out_of_range
@@ -130,6 +130,7 @@ class ListStorage(Storage):
             ValueError: the state is of another capacity; nothing has been changed.
         """
         rows = state_dict["log"]["cut"].numel()
+        check_log(state_dict["log"], len(state_dict["items"]))
         if self._bound is None:
             resize_log(self.log, rows)
         self.log.load_state_dict(state_dict["log"])

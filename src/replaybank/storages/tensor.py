@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
-from replaybank.storages.base import Batch, Storage, resize_log
+from replaybank.storages.base import Batch, Storage, check_log, resize_log
 from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
@@ -72,7 +72,6 @@ class TensorStorage(Storage):
         self._structure: Structure | None = structure
         self._table: LeafTable | None = LeafTable(layout, dims, leaves, where, given=True)
         self.log.fill()
-        # The next write replaces the oldest row.
 
     @property
     def initialized(self) -> bool:
@@ -245,8 +244,7 @@ class TensorStorage(Storage):
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
         length = int(data[0].shape[0])
-        if length > rows:
-            raise ValueError(f"The state is damaged: {length} rows of data in a storage of {rows}.")
+        check_log(state_dict["log"], length)
         leaves = table.fit([data[numbers[key]] for key in structure.keys], (length, *columns))
         if length:
             table.scatter_run(0, length * columns_count((1, *columns)), leaves)

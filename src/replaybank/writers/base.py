@@ -76,12 +76,15 @@ class Writer(Stateful):
             self._counted_from = self.storage.log.total
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain values. Cursor and count are in the storage's state."""
-        return {"counted_from": self._counted_from}
+        """The state as plain values. The cursor is in the storage's state."""
+        return {"write_count": 0 if self._storage is None else self.write_count}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; the storage's is loaded by the storage."""
-        self._counted_from = int(state_dict["counted_from"])
+        """Take over a state, once the storage has taken over its own.
+
+        What the storage's log has counted may be more than it had when the state was saved.
+        """
+        self._counted_from = self.storage.log.total - int(state_dict["write_count"])
 
     def __repr__(self) -> str:
         if self._storage is None:

@@ -119,6 +119,14 @@ def test_another_dataset_does_not_replace_a_converted_one_unasked(tmp_path: Path
     assert convert(other, tmp_path, overwrite=True).steps == 4
 
 
+def test_a_dataset_made_anew_under_the_same_name_is_not_taken_for_the_converted_one(tmp_path: Path) -> None:
+    convert(write_rlds(tmp_path / "old", [4, 6, 5]), tmp_path / "out")
+    new = write_rlds(tmp_path / "new", [4, 6, 7])
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        convert(new, tmp_path / "out")
+    assert convert(new, tmp_path / "out", overwrite=True).steps == 17
+
+
 def test_a_corrupt_record_stops_the_conversion_and_is_named(tmp_path: Path) -> None:
     source = MemorySource([[actions(0, 3)], [actions(1, 2), corrupt(1, 1), actions(2, 2)]], ACTIONS)
     with pytest.raises(CorruptRecordError, match="/data/shard-1: record 1 at byte 17"):

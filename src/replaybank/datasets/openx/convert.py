@@ -13,6 +13,7 @@ import numpy as np
 from replaybank.datasets.openx.builder import DatasetBuilder, plan
 from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard
+from replaybank.datasets.openx.sources.files import size_of
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.ted import Leaf, settle_shapes, ted_leaves, to_ted
 from replaybank.errors import CorruptRecordError, DataFormatError
@@ -66,7 +67,8 @@ def _convert(
     origin = {
         "kind": type(source).__name__,
         "version": getattr(source, "version", ""),
-        "shards": [_name(shard) for shard in shards],
+        # Names and versions alone do not tell a dataset from one that was made anew under the same name.
+        "shards": [[_name(shard), shard.episodes, size_of(shard.path)] for shard in shards],
     }
     wanted = plan(source.name, split, origin, leaves)
     if not overwrite and (folder / MANIFEST).is_file():

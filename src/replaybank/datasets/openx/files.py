@@ -87,7 +87,7 @@ class Manifest:
     Args:
         name: name of the dataset.
         split: split that was converted.
-        origin: what it was made from: kind, version, names of the shards.
+        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard.
         layout: where the stored leaves of a step lie.
         kinds: ``"text"`` and ``"image"`` leaves by key; all others hold numbers.
         shards: the shards done, in order.

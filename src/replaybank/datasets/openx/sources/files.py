@@ -65,3 +65,15 @@ def list_names(folder: str) -> set[str] | None:
     except (OSError, NotImplementedError):
         return None
     return {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} or None
+
+
+def size_of(path: str) -> int | None:
+    """Bytes of a file; None where that cannot be known."""
+    try:
+        if not is_url(path):
+            return os.path.getsize(path)
+        filesystem, inner = _filesystem(path)
+        size = filesystem.size(inner)
+    except (OSError, NotImplementedError):
+        return None
+    return None if size is None else int(size)
