@@ -1,6 +1,7 @@
 """Samplers: which items are read."""
 
 from replaybank.samplers.base import SampledStorage, Sampler
+from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.schedulers import (
@@ -11,6 +12,8 @@ from replaybank.samplers.schedulers import (
     StepScheduler,
 )
 from replaybank.samplers.slice import SliceSampler
+from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
+from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
     "LambdaScheduler",
@@ -20,7 +23,10 @@ __all__ = [
     "RandomSampler",
     "SampledStorage",
     "Sampler",
+    "SamplerEnsemble",
+    "SamplerWithoutReplacement",
     "SchedulerList",
     "SliceSampler",
+    "SliceSamplerWithoutReplacement",
     "StepScheduler",
 ]

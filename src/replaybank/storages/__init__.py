@@ -1,6 +1,7 @@
 """Storages: the data, and the log of what was written."""
 
 from replaybank.storages.base import Batch, Storage
+from replaybank.storages.ensemble import StorageEnsemble
 from replaybank.storages.list import ListStorage
 from replaybank.storages.memmap import LazyMemmapStorage
 from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
@@ -14,6 +15,7 @@ __all__ = [
     "LogChanges",
     "LogMark",
     "Storage",
+    "StorageEnsemble",
     "TensorStorage",
     "WriteLog",
 ]
