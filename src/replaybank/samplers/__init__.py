@@ -3,6 +3,7 @@
 from replaybank.samplers.base import SampledStorage, Sampler
 from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.samplers.prioritized import PrioritizedSampler
+from replaybank.samplers.prioritized_slice import PrioritizedSliceSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.schedulers import (
     LambdaScheduler,
@@ -20,6 +21,7 @@ __all__ = [
     "LinearScheduler",
     "ParameterScheduler",
     "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "RandomSampler",
     "SampledStorage",
     "Sampler",

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from replaybank.samplers.base import SampledStorage
+from replaybank.samplers.generations import overwritten
+from replaybank.samplers.item_index import item_numbers
 from replaybank.storages.write_log import WriteLog
 from replaybank.weights.sum_tree import SumTree
 
-# Whole numbers of the state. The epoch and the total are the log's at the last look; KNOWN is the number of items
-# that had a weight then; the last two belong to slices.
+# Whole numbers of the state. The epoch and the total are the log's at the last look; KNOWN is the number of
+# items that had a weight then; the last two belong to slices.
 EPOCH, TOTAL, KNOWN, NEEDED, FIRST_STEPS = range(5)
 # Real ones.
 ALPHA, BETA, EPS, LARGEST = range(4)
@@ -22,17 +24,12 @@ ALPHA, BETA, EPS, LARGEST = range(4)
 _UNSEEN, _LOADED = -1, -2
 """In place of an epoch: no storage has been looked at; a state was loaded, and its storage not yet seen."""
 
-_TOTAL_BITS = 44
-"""Of a generation stamp: 1.7e13 rows may be written. The rest is the log's epoch."""
-
-_EPOCHS = (1 << (63 - _TOTAL_BITS)) - 1
-
 
 class PriorityTable:
     """A weight ``(priority + eps)^alpha`` for every item of a storage, kept current by its write log.
 
-    New items get the weight of the largest priority, whoever wrote them; an item whose content was replaced in
-    its place keeps its own. What has been followed is part of the state, so that processes that share a
+    New items get the weight of the largest priority, whoever wrote them; an item whose content was replaced
+    in its place keeps its own. What has been followed is part of the state, so that processes that share a
     table do not give new items their first weight twice.
 
     Not thread-safe: the sampler's lock guards it. Shared between processes after :meth:`share_memory_`;
@@ -45,6 +42,7 @@ class PriorityTable:
         eps: added to priorities.
         dtype: of the weights.
         within_buffer: the largest priority is that of the items now there, not of all there ever were.
+        on_cpu: the weights stay on the CPU, wherever the storage is.
     """
 
     def __init__(
@@ -55,6 +53,8 @@ class PriorityTable:
         eps: float,
         dtype: torch.dtype,
         within_buffer: bool,
+        *,
+        on_cpu: bool = False,
     ) -> None:
         if dtype not in (torch.float32, torch.float64):
             raise NotImplementedError(
@@ -65,6 +65,7 @@ class PriorityTable:
         if not 0 <= float(eps) < math.inf:
             raise ValueError(f"eps={eps}: give a finite number of at least 0.")
         self.within_buffer = within_buffer
+        self.on_cpu = on_cpu
         self.tree = SumTree(capacity, dtype)
         self.ints = torch.zeros(8, dtype=torch.int64)
         self.reals = torch.zeros(4, dtype=torch.float64)
@@ -80,15 +81,15 @@ class PriorityTable:
 
     def _view(self) -> None:
         # A tensor element takes microseconds to read, a memoryview's 40 ns; other processes' writes show too.
-        self.number: MutableSequence[int] = memoryview(self.ints.numpy())  # type: ignore
-        self.real: MutableSequence[float] = memoryview(self.reals.numpy())  # type: ignore
+        self.number: MutableSequence[int] = memoryview(self.ints.numpy())  # type: ignore[arg-type, assignment]
+        self.real: MutableSequence[float] = memoryview(self.reals.numpy())  # type: ignore[arg-type, assignment]
 
     def _forget_storage(self) -> None:
         self._log: WriteLog | None = None
         self._ndim = 1
         self._columns: tuple[int, ...] = ()
         self._width = 1
-        # Items that were given weight 0 before any storage was seen: 0 is what items without a weight have too.
+        # Items that were given weight 0 before any storage was seen: others have it for want of any.
         self._zeroed: set[int] = set()
 
     # ---- alpha, beta, eps
@@ -189,7 +190,7 @@ class PriorityTable:
         self._log = storage.log
         self._set_columns(storage)
         device = storage.device
-        if device is not None and device.type != "cpu" and self.tree.device != device:
+        if not self.on_cpu and device is not None and device.type != "cpu" and self.tree.device != device:
             moved = SumTree(self.tree.capacity, self.tree.dtype, device=device)
             moved.set_leaves(self.tree.leaves)
             self.tree = moved
@@ -305,8 +306,8 @@ class PriorityTable:
 
     def _outgrown(self, items: int) -> ValueError:
         return ValueError(
-            f"The sampler has max_capacity={self.tree.capacity} and the storage {items} items: make the sampler "
-            "at least as large as the storage."
+            f"The sampler has max_capacity={self.tree.capacity} and the storage {items} items: make the "
+            "sampler at least as large as the storage."
         )
 
     def check_rows(self, storage: SampledStorage, rows: int) -> None:
@@ -364,8 +365,8 @@ class PriorityTable:
         count = items.numel()
         if values.ndim and values.numel() != count:
             raise RuntimeError(
-                f"The priority has shape {tuple(values.shape)} and the index {count} items: give one number for "
-                "each, or one for all."
+                f"The priority has shape {tuple(values.shape)} and the index shape "
+                f"{_shape_of(index)}: give one number for each item, or one for all."
             )
         if not count:
             return items
@@ -406,27 +407,7 @@ class PriorityTable:
             self.follow(storage)
         else:
             self.catch_up()
-        if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
-            index = torch.stack([torch.as_tensor(part) for part in index], -1)
-        flat = torch.as_tensor(index).detach()
-        if not flat.numel():
-            return torch.empty(0, dtype=torch.int64, device=self.tree.device)
-        if flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool:
-            raise TypeError(f"An index of dtype {flat.dtype}: give integers.")
-        if flat.ndim > 1:
-            if storage is None:
-                raise RuntimeError(
-                    f"An index of shape {tuple(flat.shape)} has one entry a dimension of the storage: pass "
-                    "storage= too."
-                )
-            if flat.shape[-1] != storage.ndim:
-                raise RuntimeError(
-                    f"An index of shape {tuple(flat.shape)} for a storage of {storage.ndim} dimensions: give "
-                    f"[B, {storage.ndim}]."
-                )
-            flat = flat.reshape(-1, storage.ndim)
-            flat = flat.squeeze(-1) if storage.ndim == 1 else _flatten(flat, storage.shape)
-        return flat.reshape(-1).to(self.tree.device, torch.int64)
+        return item_numbers(index, storage).to(self.tree.device)
 
     def weights(self) -> Tensor:
         """A copy of the weights of all stored items, in item order. O(N)."""
@@ -455,37 +436,15 @@ class PriorityTable:
         return uniforms.uniform_(generator=generator)
 
     def stamp(self) -> int:
-        """What tells items that are there now from later ones in their slots."""
-        return (self.number[EPOCH] & _EPOCHS) << _TOTAL_BITS | self.number[TOTAL]
+        """What tells items that are there now from later ones in their slots: the rows written so far."""
+        return self.number[TOTAL]
 
     def _stale(self, items: Tensor, generation: Any) -> Tensor | None:
         """Which items have been overwritten since they were stamped; None: none."""
         stamps = torch.as_tensor(generation).detach().to(torch.int64).cpu().reshape(-1)
         if stamps.numel() != items.numel():
-            raise RuntimeError(
-                f"{stamps.numel()} generations {tuple(torch.as_tensor(generation).shape)} for {items.numel()} "
-                "items."
-            )
-        log = self._log
-        if log is None or not stamps.numel():
-            return None
-        now, oldest = self.stamp(), int(stamps.min())
-        if oldest == now:
-            return None
-        epoch, totals = stamps >> _TOTAL_BITS, stamps & ((1 << _TOTAL_BITS) - 1)
-        stale = epoch != now >> _TOTAL_BITS
-        current = totals[~stale]
-        if current.numel():
-            runs = log.appended_since(int(current.min()))
-            if runs is None:  # too long ago to tell: rather no update than a wrong one
-                return torch.ones_like(stale)
-            rows = items.cpu() // self._width
-            for start, count, number in runs:
-                offset = (rows - start) % log.rows
-                # A row may have been written several times in a run that went round: the last time counts.
-                offset += (count - 1 - offset).clamp(min=0) // log.rows * log.rows
-                stale |= (offset < count) & (number + offset >= totals)
-        return stale
+            raise RuntimeError(f"{stamps.numel()} generations for {items.numel()} items: give one for each.")
+        return None if self._log is None else overwritten(self._log, items.cpu() // self._width, stamps)
 
     # ---- state
 
@@ -547,18 +506,7 @@ class PriorityTable:
         self._uniforms = torch.empty(0, dtype=torch.float64)
 
 
-def _flatten(index: Tensor, shape: torch.Size) -> Tensor:
-    """Numbers of items from ``[B, ndim]``; -1 where the whole row is -1."""
-    sizes = torch.tensor(shape, device=index.device)
-    absent = (index == -1).all(-1)
-    wrong = ((index < 0) | (index >= sizes)).any(-1) & ~absent
-    if bool(wrong.any()):
-        position = int(wrong.nonzero()[0])
-        raise IndexError(
-            f"Index {tuple(index[position].tolist())} (position {position}) is out of range: the items are "
-            f"{tuple(shape)}. Nothing has been changed."
-        )
-    flat = torch.zeros(index.shape[0], dtype=torch.int64, device=index.device)
-    for dim, size in enumerate(shape):
-        flat = flat * size + index[:, dim]
-    return torch.where(absent, -1, flat)
+def _shape_of(index: Any) -> tuple[int, ...]:
+    if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
+        return (*torch.as_tensor(index[0]).shape, len(index))
+    return tuple(torch.as_tensor(index).shape)

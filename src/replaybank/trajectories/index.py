@@ -364,14 +364,14 @@ class TrajectoryIndex:
         return time, column, ends
 
     def starts(self, mask: Tensor, needed: int, *, first_steps: bool, start: int, count: int) -> None:
-        """Mark the slots where slices may start, in ``count`` rows from ``start`` (modulo ``length``) on. O(count).
+        """Mark the slots where slices may start, in a run of rows. O(count).
 
         Args:
             mask: bool, one a slot, row by row; written.
             needed: steps that must fit before the trajectory's end.
             first_steps: whether the first step of every trajectory counts too.
-            start: in ``[0, length)``.
-            count: at most ``length``.
+            start: the first row, in ``[0, length)``.
+            count: number of rows (modulo ``length``), at most ``length``.
         """
         _native.slice_starts(*self._view, start, count, needed, first_steps, mask.data_ptr())
 

@@ -161,8 +161,8 @@ class SumTree:
     def find(self, masses: Tensor) -> Tensor:
         """Items on which masses fall. O(B log N).
 
-        Item k takes the masses from the sum of the weights before it on. Those out of range fall on the first or last item with weight;
-        an item without is never found.
+        Item k takes the masses from the sum of the weights before it on. Those out of range fall on the first
+        or last item with weight; an item without is never found.
 
         Args:
             masses: float64 ``[B]`` in ``[0, total)``.
