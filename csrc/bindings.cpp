@@ -302,6 +302,13 @@ void bind_trajectory_index(nb::module_& m) {
         tr::starts(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), start, count, needed,
                    first_steps, at<tr::u8>(mask));
     }, nogil);
+    m.def("slice_repeat", [](Address values, bool wide, Address steps, i64 n, Address out) {
+        if (wide) {
+            tr::repeat(at<tr::u64>(values), at<i64>(steps), n, at<tr::u64>(out));
+        } else {
+            tr::repeat(at<tr::u32>(values), at<i64>(steps), n, at<tr::u32>(out));
+        }
+    }, "values"_a, "wide"_a, "steps"_a, "n"_a, "out"_a, nogil);
     m.def("slice_spans", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
                             i64 length, i64 min_length, Address items, i64 n, i64 slice_len, Address out_columns,
                             Address first, Address steps) {

@@ -51,4 +51,12 @@ inline i64 spans(const Index& index, const i64* items, i64 n, i64 slice_len, i64
     return total;
 }
 
+// Each of n values of 4 or 8 bytes as often as its slice has steps. O(steps in all).
+//   steps int64 [n]
+template <class Word>
+void repeat(const Word* values, const i64* steps, i64 n, Word* out) {
+    for (i64 k = 0; k < n; ++k)
+        for (i64 j = 0; j < steps[k]; ++j) *out++ = values[k];
+}
+
 }  // namespace replaybank::trajectories

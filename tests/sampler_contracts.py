@@ -66,9 +66,7 @@ SAMPLERS = [
     ),
     SamplerCase(
         "prioritized slices with a span",
-        lambda: PrioritizedSliceSampler(
-            200, 0.6, 0.4, num_slices=2, span=(False, True), strict_length=False
-        ),
+        lambda: PrioritizedSliceSampler(200, 0.6, 0.4, num_slices=2, span=(False, True), strict_length=False),
         True,
         lambda: PrioritizedSliceSampler(200, 0.6, 0.4, num_slices=1),
     ),

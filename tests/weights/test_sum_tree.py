@@ -382,6 +382,7 @@ def test_a_shared_tree_is_one_tree_in_all_processes(method: str) -> None:
     )
     process.start()
     process.join(60)
+    process.kill()
     assert process.exitcode == 0
     assert (tree.total, tree.largest) == (304.0, 5.0)
     with pytest.raises(RuntimeError, match="cannot grow"):
@@ -393,6 +394,7 @@ def test_sending_an_unshared_tree_to_a_process_leaves_it_whole() -> None:
     process = mp.get_context("spawn").Process(target=_update_in_child, args=(tree,))
     process.start()
     process.join(60)
+    process.kill()
     tree.update(torch.tensor([0]), torch.tensor([2.0]))
     assert tree.total == 301.0
     assert tree.leaves[0] == 2.0

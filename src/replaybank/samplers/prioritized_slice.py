@@ -16,6 +16,7 @@ from replaybank.samplers.priority_sampler import GENERATION, PRIORITY_WEIGHT, Pr
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_starts import SliceStarts
 from replaybank.samplers.slicing import Slicing, check_sizes, none_long_enough, pair_of, reach_of, shape_of
+from replaybank.trajectories.index import repeat
 
 
 class PrioritizedSliceSampler(PrioritySampler):
@@ -150,7 +151,7 @@ class PrioritizedSliceSampler(PrioritySampler):
             items, importance, _ = starts.tree.draw(table.uniforms(count, self.generator), beta=table.beta())
             slices = index.slices_from(items, slice_len)
             where, info = self._slicing.sample_of(storage, index, slices, self.truncated_key)
-            weight = importance.repeat_interleave(slices.runs[2], output_size=slices.total)
+            weight = repeat(importance, slices)
             generation = torch.full((slices.total,), table.stamp())
         device = storage.device
         if device is not None and device.type != "cpu":

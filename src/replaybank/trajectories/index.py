@@ -396,6 +396,19 @@ class TrajectoryIndex:
         return Slices(runs, total)
 
 
+def repeat(values: Tensor, slices: Slices) -> Tensor:
+    """One value ``[S]`` of 4 or 8 bytes a slice for each of its steps, ``[B]``. O(steps).
+
+    (``torch.repeat_interleave`` starts threads for any size, and hangs in a forked child.)
+    """
+    out = torch.empty(slices.total, dtype=values.dtype)
+    at, count = slices.runs.data_ptr(), values.numel()
+    _native.slice_repeat(
+        values.data_ptr(), values.dtype.itemsize == 8, at + 16 * count, count, out.data_ptr()
+    )
+    return out
+
+
 def _close(ends: Tensor) -> Tensor:
     """Ends of columns that are circles: one without any ends at its last row. Contiguous."""
     ends = ends.clone(memory_format=torch.contiguous_format)
