@@ -105,6 +105,9 @@ void bind_sum_tree(nb::module_& m) {
         if (set >= 0 && set <= wt::chosen_simd()) wt::simd() = set;
         return before;
     }, "set"_a = -1);
+    m.def("all_are", [](Address numbers, Count n, Count value) {
+        return wt::all_are(at<const std::int64_t>(numbers), n, value);
+    }, "numbers"_a, "n"_a, "value"_a);
     m.def("tree_levels", [](Count capacity, bool wide) {
         return with_tree(0, capacity, wide, [](const auto& tree) {
             std::vector<Count> offsets;

@@ -39,6 +39,7 @@ using u8 = std::uint8_t;
 
 constexpr i64 kFan = 16;
 constexpr int kMaxDepth = 15;  // 16^15 nodes above 2^63 leaves
+constexpr i64 kScanned = 24;    // float64 a scan takes: a cache line that ends with 0, then 16 sums
 constexpr i64 kAhead = 8;      // nodes between a prefetch and its use: about a cache miss of work
 
 inline int lowest(unsigned bits) { return __builtin_ctz(bits); }
@@ -84,12 +85,18 @@ struct Tree {
     }
 };
 
+// Sums up to each child, made once for all draws of a call, for the levels (those on top) where that pays; or null.
+struct Scans {
+    const double* level[kMaxDepth + 1];
+};
+
 // What an instruction set provides.
 template <class T>
 struct Kernels {
     void (*refresh)(const Tree<T>&, int level, const i64* nodes, i64 count);  // recompute nodes of a level
     void (*refresh_run)(const Tree<T>&, int level, i64 first, i64 last);
-    void (*descend)(const Tree<T>&, double* masses, i64* nodes, i64 count);  // masses are used up
+    void (*scan_blocks)(const Tree<T>&, int level, i64 blocks, double* up_to);
+    void (*descend)(const Tree<T>&, const Scans&, double* masses, i64* nodes, i64 count);  // masses are used up
     void (*top)(const Tree<T>&, double& sum, T& minimum, T& maximum);
     void (*power)(double* x, i64 count, double exponent);
 };
@@ -280,6 +287,13 @@ bool select(const Tree<T>& tree, const Tree<T>& source, const u8* mask, const i6
     return true;
 }
 
+// Whether all of n numbers are `value`: mostly, stamps are as the log still has it.
+inline bool all_are(const i64* numbers, i64 n, i64 value) {
+    i64 others = 0;
+    for (i64 k = 0; k < n; ++k) others |= numbers[k] ^ value;
+    return others == 0;
+}
+
 // What is drawn beside the items.
 template <class T>
 struct Drawn {
@@ -297,12 +311,23 @@ struct Drawn {
 // there is no weight at all. O(count * levels), cache misses overlapped.
 template <class T>
 bool draw(const Tree<T>& tree, const double* values, i64 count, bool shares, bool stratified, const Drawn<T>& out) {
-    constexpr i64 kChunk = 128;
+    constexpr i64 kChunk = 128, kReady = 1 + 16 + 256;
+    alignas(64) double up_to[kReady * kScanned];
     double masses[kChunk], sum;
     T minimum, maximum;
     const Kernels<T>& native = kernels<T>();
     native.top(tree, sum, minimum, maximum);
     if (!(sum > 0.0)) return count <= 0;
+    Scans ready = {};
+    i64 used = 0;
+    for (int level = tree.depth; level > 0; --level) {
+        i64 blocks = tree.capacity;
+        for (int l = 0; l <= level; ++l) blocks = (blocks + kFan - 1) / kFan;
+        if (used + blocks > kReady || blocks * 4 > count) break;
+        native.scan_blocks(tree, level, blocks, up_to + used * kScanned + 8);
+        ready.level[level] = up_to + used * kScanned + 8;
+        used += blocks;
+    }
     for (i64 start = 0; start < count; start += kChunk) {
         const i64 n = count - start < kChunk ? count - start : kChunk;
         for (i64 k = 0; k < n; ++k) {
@@ -310,7 +335,7 @@ bool draw(const Tree<T>& tree, const double* values, i64 count, bool shares, boo
             const double part = stratified ? (static_cast<double>(start + k) + value) / static_cast<double>(count) : value;
             masses[k] = shares ? part * sum : value;
         }
-        native.descend(tree, masses, out.items + start, n);
+        native.descend(tree, ready, masses, out.items + start, n);
         for (i64 k = 0; k < n && out.weights; ++k) out.weights[start + k] = tree.leaves()[out.items[start + k]];
         for (i64 k = 0; k < n && out.stamps; ++k) out.stamps[start + k] = out.stamp;
         if (!out.importance) continue;

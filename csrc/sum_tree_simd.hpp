@@ -150,34 +150,40 @@ REPLAYBANK_INLINE void extremes16(const T* x, T& smallest, T& largest) {
 
 #endif
 
+// Sums up to each of 16 numbers; up_to[-1] becomes 0.
+template <class T>
+REPLAYBANK_INLINE void scan16(const T* x, double* up_to) {
+    Eight low, high;
+    up_to[-1] = 0.0;
+    load(x, low), load(x + 8, high);
+    scan(low), scan(high);
+    store(low, up_to);
+    add(high, up_to[7]);
+    store(high, up_to + 8);
+}
+
 // Which of 16 children a mass falls on: the first whose sum up to it exceeds the mass. `mass` becomes what is left of
 // it there. A child without weight is never chosen while another has some: sums up to it may be off by a rounding
 // then, and what is left over at the end goes to the last child with weight.
 template <class T>
-REPLAYBANK_INLINE int child16(const T* x, double& mass) {
-    Eight low, high;
-    double before[17];
-    before[0] = 0.0;
-    load(x, low), load(x + 8, high);
-    scan(low), scan(high);
-    store(low, before + 1);
-    add(high, before[8]);
-    store(high, before + 9);
+REPLAYBANK_INLINE int child16(const T* x, const double* up_to, double& mass) {
 #if REPLAYBANK_SIMD
+    Eight low, high;
+    load(up_to, low), load(up_to + 8, high);
     const unsigned open = above(low, mass) | above(high, mass) << 8;
     int child = lowest(open | 1u << 15);
     const bool found = open != 0;
 #else
     int child = 0;
-    while (child < 15 && !(before[child + 1] > mass)) ++child;
-    const bool found = before[child + 1] > mass;
+    while (child < 15 && !(up_to[child] > mass)) ++child;
+    const bool found = up_to[child] > mass;
 #endif
     if (!found || !(x[child] > 0)) {
         int last = 15;
         for (child = -1; last > 0 && !(x[last] > 0); --last) {}
-        while (++child < last && !(x[child] > 0 && before[child + 1] > mass)) {}
+        while (++child < last && !(x[child] > 0 && up_to[child] > mass)) {}
     }
-    mass -= before[child];
+    mass -= up_to[child - 1];
     return child;
 }
 
@@ -211,14 +217,34 @@ REPLAYBANK_TARGET void refresh_run(const Tree<T>& tree, int level, i64 first, i6
 }
 
 template <class T>
-REPLAYBANK_TARGET void descend(const Tree<T>& tree, double* masses, i64* nodes, i64 count) {
+REPLAYBANK_TARGET void scan_blocks(const Tree<T>& tree, int level, i64 blocks, double* up_to) {
+    for (i64 block = 0; block < blocks; ++block) scan16(tree.sum(level, block * kFan), up_to + block * kScanned);
+}
+
+template <class T>
+REPLAYBANK_TARGET void descend(const Tree<T>& tree, const Scans& ready, double* masses, i64* nodes, i64 count) {
     for (i64 k = 0; k < count; ++k) nodes[k] = 0;
-    for (int level = tree.depth; level > 0; --level)
+    for (int level = tree.depth; level > 0; --level) {
+        const double* all = ready.level[level];
         for (i64 k = 0; k < count; ++k) {
-            nodes[k] = nodes[k] * kFan + child16(tree.sum(level, nodes[k] * kFan), masses[k]);
+            const i64 first = nodes[k] * kFan;
+            const double* sums = tree.sum(level, first);
+            if (all) {
+                nodes[k] = first + child16(sums, all + nodes[k] * kScanned, masses[k]);
+            } else {
+                alignas(64) double up_to[kScanned];
+                scan16(sums, up_to + 8);
+                nodes[k] = first + child16(sums, up_to + 8, masses[k]);
+            }
             tree.prefetch_sums(level - 1, nodes[k] * kFan);
         }
-    for (i64 k = 0; k < count; ++k) nodes[k] = nodes[k] * kFan + child16(tree.leaves() + nodes[k] * kFan, masses[k]);
+    }
+    for (i64 k = 0; k < count; ++k) {
+        const i64 first = nodes[k] * kFan;
+        alignas(64) double up_to[kScanned];
+        scan16(tree.leaves() + first, up_to + 8);
+        nodes[k] = first + child16(tree.leaves() + first, up_to + 8, masses[k]);
+    }
 }
 
 template <class T>
@@ -271,7 +297,7 @@ REPLAYBANK_TARGET inline void power(double* x, i64 count, double exponent) {
 
 template <class T>
 const Kernels<T>& kernels() {
-    static constexpr Kernels<T> all = {refresh<T>, refresh_run<T>, descend<T>, top<T>, power};
+    static constexpr Kernels<T> all = {refresh<T>, refresh_run<T>, scan_blocks<T>, descend<T>, top<T>, power};
     return all;
 }
 

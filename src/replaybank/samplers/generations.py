@@ -8,7 +8,7 @@ from torch import Tensor
 from replaybank.storages.write_log import WriteLog
 
 
-def overwritten(log: WriteLog, rows: Tensor, stamps: Tensor) -> Tensor | None:
+def overwritten(log: WriteLog, rows: Tensor, stamps: Tensor) -> Tensor:
     """Which rows have been written anew since they were stamped. O(B * writes apart since).
 
     A stamp is the log's ``total`` when the item was sampled.
@@ -19,13 +19,11 @@ def overwritten(log: WriteLog, rows: Tensor, stamps: Tensor) -> Tensor | None:
         stamps: int64 ``[B]``, on the CPU.
 
     Returns:
-        bool ``[B]``; None if none has been. Where it is too long ago to tell, all have: rather no update than
+        bool ``[B]``. Where it is too long ago to tell, all have: rather no update than
         a wrong one.
     """
-    now, oldest = log.total, int(stamps.min())
-    if oldest == now:
-        return None
-    runs = log.appended_since(oldest)
+    now = log.total
+    runs = log.appended_since(int(stamps.min()))
     if runs is None:
         return torch.ones(stamps.shape, dtype=torch.bool)
     found = stamps > now  # of a history that was given up when another was loaded

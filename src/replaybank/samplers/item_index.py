@@ -22,6 +22,8 @@ def item_numbers(index: Any, storage: SampledStorage | None) -> Tensor:
         IndexError: an entry is out of range along its dimension.
         TypeError: these are no integers.
     """
+    if type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64 and index.is_cpu:
+        return index
     if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
         index = torch.stack([torch.as_tensor(part) for part in index], -1)
     numbers = torch.as_tensor(index).detach()

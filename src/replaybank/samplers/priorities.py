@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank import _native
 from replaybank.samplers.base import SampledStorage
 from replaybank.samplers.generations import overwritten
 from replaybank.samplers.item_index import item_numbers
@@ -361,7 +362,7 @@ class PriorityTable:
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
         items = self.items(index, storage)
-        values = torch.as_tensor(priority).detach()
+        values = priority if type(priority) is Tensor else torch.as_tensor(priority)
         count = items.numel()
         if values.ndim and values.numel() != count:
             raise RuntimeError(
@@ -370,7 +371,7 @@ class PriorityTable:
             )
         if not count:
             return items
-        if values.is_complex() or values.dtype == torch.bool:
+        if values.dtype is torch.bool or values.is_complex():
             raise TypeError(f"Priorities of dtype {values.dtype}: give real numbers.")
         stale = None if generation is None else self._stale(items, generation)
         largest = self.tree.update_powers(
@@ -407,7 +408,8 @@ class PriorityTable:
             self.follow(storage)
         else:
             self.catch_up()
-        return item_numbers(index, storage).to(self.tree.device)
+        items = item_numbers(index, storage)
+        return items if self.tree.device.type == "cpu" else items.to(self.tree.device)
 
     def weights(self) -> Tensor:
         """A copy of the weights of all stored items, in item order. O(N)."""
@@ -441,10 +443,17 @@ class PriorityTable:
 
     def _stale(self, items: Tensor, generation: Any) -> Tensor | None:
         """Which items have been overwritten since they were stamped; None: none."""
-        stamps = torch.as_tensor(generation).detach().to(torch.int64).cpu().reshape(-1)
+        log = self._log
+        if log is None:
+            return None
+        stamps = torch.as_tensor(generation)
+        if stamps.dtype is not torch.int64 or not stamps.is_cpu or not stamps.is_contiguous():
+            stamps = stamps.to("cpu", torch.int64).contiguous()
         if stamps.numel() != items.numel():
             raise RuntimeError(f"{stamps.numel()} generations for {items.numel()} items: give one for each.")
-        return None if self._log is None else overwritten(self._log, items.cpu() // self._width, stamps)
+        if _native.all_are(stamps.data_ptr(), stamps.numel(), log.total):
+            return None
+        return overwritten(log, items.cpu() // self._width, stamps.reshape(-1))
 
     # ---- state
 

@@ -16,6 +16,8 @@ from replaybank.weights.walk import FAN, Level
 _LARGE = 1 << 21
 """Bytes from which on large pages are asked for: random leaves of a larger tree miss the TLB each time."""
 
+_FLOATS = (torch.float32, torch.float64)
+
 _GOOD, _BAD_INDEX, _BAD_WEIGHT, _OVERFLOW = range(4)  # Verdict::Kind in csrc/sum_tree.hpp
 
 
@@ -293,24 +295,27 @@ class SumTree:
             ValueError: a value is negative, NaN or infinite, or its weight exceeds the dtype; nothing has
                 been changed.
         """
-        index = index.detach().to(self.device, torch.int64).reshape(-1).contiguous()
-        value = value.detach()
-        if value.dtype not in (torch.float32, torch.float64) or value.device != self.device:
-            value = value.to(self.device, torch.float64)
-        if value.numel() != 1 and value.numel() != index.numel():
-            raise RuntimeError(f"{value.numel()} values {list(value.shape)} for {index.numel()} items.")
-        value = value.reshape(-1).contiguous()
+        # Each of these costs as much as a small update.
+        if index.dtype is not torch.int64 or index.device != self.device or not index.is_contiguous():
+            index = index.to(self.device, torch.int64).contiguous()
+        if value.dtype not in _FLOATS or value.device != self.device or not value.is_contiguous():
+            value = value.detach().to(self.device, value.dtype if value.dtype in _FLOATS else torch.float64)
+            value = value.contiguous()
+        count, n_values = index.numel(), value.numel()
+        if n_values != 1 and n_values != count:
+            raise RuntimeError(f"{n_values} values {list(value.shape)} for {count} items.")
         limit = self.capacity if limit is None else limit
         if not self._native:
-            return self._update_by_torch(index, value.expand(index.shape), eps, alpha, skip, stale, limit)
+            index, value = index.reshape(-1), value.detach().reshape(-1).expand(count)
+            return self._update_by_torch(index, value, eps, alpha, skip, stale, limit)
         kind, position, largest = _native.tree_update(
             *self._place,
             limit,
             index.data_ptr(),
-            index.numel(),
+            count,
             value.data_ptr(),
-            value.dtype == torch.float64,
-            0 if value.numel() == 1 else 1,
+            value.dtype is torch.float64,
+            0 if n_values == 1 else 1,
             eps,
             alpha,
             skip,
@@ -354,13 +359,13 @@ class SumTree:
     def _refusal(
         self, kind: int, position: int, index: Tensor, value: Tensor, alpha: float, limit: int
     ) -> Exception:
-        item = int(index[position])
+        item = int(index.reshape(-1)[position])
         if kind == _BAD_INDEX:
             return IndexError(
                 f"Index {item} (position {position}) is out of range: there are {limit} items. "
                 "Nothing has been changed."
             )
-        given = float(value[position if value.numel() > 1 else 0])
+        given = float(value.reshape(-1)[position if value.numel() > 1 else 0])
         if kind == _BAD_WEIGHT:
             return ValueError(
                 f"{given} (position {position}, for item {item}) is no weight or priority: give finite "
