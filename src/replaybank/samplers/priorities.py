@@ -333,6 +333,8 @@ class PriorityTable:
             flat = torch.as_tensor(index).detach()
             if flat.ndim > 1 or not flat.numel():
                 return  # which items these are only the storage knows
+            if self.within_buffer:  # what they replace does not count
+                self.tree.update(flat.reshape(-1), torch.tensor(0.0))
             self.tree.update(flat.reshape(-1), torch.tensor(self.default_weight, dtype=torch.float64))
             self._zeroed.difference_update(flat.reshape(-1).tolist())
         elif self.within_buffer:

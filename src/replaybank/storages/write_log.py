@@ -335,7 +335,10 @@ class WriteLog:
         self._ints[_BASE] = self._ints[_TOTAL]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"rows": self.rows, "state": self.state, "cut": self.cut}
+        if self.state.is_shared():
+            return {"rows": self.rows, "state": self.state, "cut": self.cut}
+        # Sending a tensor to a process moves its memory under our feet: what is not shared is copied.
+        return {"rows": self.rows, "state": self.state.clone(), "cut": self.cut.clone()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

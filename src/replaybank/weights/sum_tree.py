@@ -240,6 +240,7 @@ class SumTree:
         Items without weight are left out, so there may be fewer than k.
         """
         nodes = torch.zeros(1, dtype=torch.int64, device=self.device)
+        chosen, weights = nodes, self.leaves[:0]
         for values in (*(level.maxima for level in reversed(self._levels)), self._blocks):
             # The k largest leaves lie below the k nodes with the largest maxima, ties going to the left.
             candidates = (nodes.unsqueeze(-1) * FAN + torch.arange(FAN, device=self.device)).view(-1)
