@@ -382,7 +382,9 @@ ACTIONS = st.lists(
         st.tuples(
             st.sampled_from(["put", "replace"]), st.integers(1, 4), st.integers(1, 255), st.integers(0, 20)
         ),
-        st.tuples(st.sampled_from(["empty", "pickle", "state"]), st.just(0), st.just(0), st.just(0)),
+        st.tuples(
+            st.sampled_from(["empty", "pickle", "state", "reload"]), st.just(0), st.just(0), st.just(0)
+        ),
     ),
     max_size=30,
 )
@@ -421,6 +423,8 @@ def test_any_history_agrees_with_a_set_of_the_trajectories_left(
                 loaded = sampler_of(num_slices=1, strict_length=options["strict_length"])
                 loaded.load_state_dict(sampler.state_dict())
                 sampler = loaded
+                if action == "reload":
+                    twin.storage.log.load_state_dict(twin.storage.log.state_dict())
             sampler.generator = generator
 
 
@@ -463,6 +467,18 @@ def test_a_pass_does_not_go_on_in_a_storage_that_was_written_to_after_the_state_
         assert sorted(k for batch in one_pass(storage, same, 5) for k, _, _ in batch) == [0, 1, 2, 3]
     other.load_state_dict(sampler.state_dict())
     assert sorted(k for batch in one_pass(storage, other, 5) for k, _, _ in batch) == [0, 1, 2, 3]
+
+
+def test_content_replaced_between_loading_and_the_next_batch_begins_a_new_pass() -> None:
+    storage, sampler, other = filled(60, 5, 5, 5), sampler_of(slice_len=5), sampler_of(slice_len=5)
+    slices(storage, sampler, 5)
+    state = sampler.state_dict(), storage.log.state_dict()
+    for replaced, left in ((False, 2), (True, 3)):
+        other.load_state_dict(state[0])
+        storage.log.load_state_dict(state[1])
+        if replaced:
+            storage.replace(torch.tensor([0]), {("step",): torch.tensor([0])})
+        assert len(one_pass(storage, other, 5)) == left
 
 
 # ---- in a buffer

@@ -277,3 +277,20 @@ def test_sending_an_unshared_log_to_a_process_leaves_it_whole() -> None:
     ForkingPickler.dumps(log)
     log.append(0, 3)
     assert int(log.state[1]) == log.total == 3
+
+
+def test_the_changes_of_an_epoch_are_those_since_it_began() -> None:
+    log = WriteLog(6)
+    assert log.changes(log.epoch_mark()).runs == []
+    log.append(0, 3)
+    assert log.changes(log.epoch_mark()).runs == [(0, 3)]
+    log.load_state_dict(log.state_dict())
+    assert log.changes(log.epoch_mark()).runs == []
+    log.append(3, 2)
+    log.touch(torch.tensor([1]))
+    changes = log.changes(log.epoch_mark())
+    assert (changes.appended, changes.touched) == ([(3, 2)], [(1, 1)])
+    log.clear()
+    assert log.changes(log.epoch_mark()).runs == []
+    log.append(0, 1)
+    assert log.changes(log.epoch_mark()).runs == [(0, 1)]

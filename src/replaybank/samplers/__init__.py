@@ -1,6 +1,7 @@
 """Samplers: which items are read."""
 
 from replaybank.samplers.base import SampledStorage, Sampler
+from replaybank.samplers.consuming import ConsumingSampler
 from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.prioritized_slice import PrioritizedSliceSampler
@@ -14,9 +15,11 @@ from replaybank.samplers.schedulers import (
 )
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
+from replaybank.samplers.staleness import StalenessAwareSampler
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
+    "ConsumingSampler",
     "LambdaScheduler",
     "LinearScheduler",
     "ParameterScheduler",
@@ -30,5 +33,6 @@ __all__ = [
     "SchedulerList",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "StepScheduler",
 ]

@@ -107,7 +107,9 @@ class SamplerEnsemble(Sampler):
         return self._generator
 
     @generator.setter
-    def generator(self, value: torch.Generator | None) -> None:
+    def generator(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, value: torch.Generator | None
+    ) -> None:
         self._generator = value
         for sampler in self._samplers:
             sampler.generator = value
@@ -347,13 +349,13 @@ class SamplerEnsemble(Sampler):
             sampler.load_state_dict(state)
         self._load_own_state(state_dict)
 
-    def dumps(self, path: StrPath) -> None:
+    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
         """Save the parts into directories ``0``, ``1``, ... of ``path``, made if missing; the rest beside."""
         for number, sampler in enumerate(self._samplers):
-            sampler.dumps(Path(path) / str(number))
-        save(path, self._own_state())
+            sampler.dumps(Path(path) / str(number), keep=keep, allow_pickle=allow_pickle)
+        save(path, self._own_state(), keep=keep)
 
-    def loads(self, path: StrPath) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """Take over what :meth:`dumps` left in ``path``.
 
         Raises:
@@ -362,7 +364,7 @@ class SamplerEnsemble(Sampler):
         state = load(path)
         self._check_own_state(state)
         for number, sampler in enumerate(self._samplers):
-            sampler.loads(Path(path) / str(number))
+            sampler.loads(Path(path) / str(number), allow_pickle=allow_pickle)
         self._load_own_state(state)
 
     def __repr__(self) -> str:

@@ -34,9 +34,8 @@ class Follower:
     """Follows a storage's write log; remembers how far when it is saved.
 
     A log's marks do not outlive the loading of its storage. Then, and where more happened than the log
-    remembers, what was written is told from the number of rows ever written: so many rows up to the cursor.
-    That is right for writers that go round the storage. Content replaced in its place between the loading of
-    a storage and the first look is not noticed.
+    remembers, what was written is told from the number of rows ever written: so many rows up to the cursor,
+    which is right for writers that go round the storage.
 
     Not thread-safe: the buffer's lock guards it. Pickles without the log.
     """
@@ -78,7 +77,13 @@ class Follower:
                 appended = [] if log.total == total else changes.appended
                 return News(False, appended, bool(changes.touched))
             return self._by_total(log)._replace(touched=True)
-        return self._by_total(log) if self._log is None else News(True, [], False)
+        # Either the storage was loaded, or it was emptied: then its length is not what it must have become.
+        if self._log is not None or log.length != min(rows, length + log.total - total):
+            return News(True, [], False)
+        changes = log.changes(log.epoch_mark())
+        if not changes.everything and sum(count for _, count in changes.appended) == log.total - total:
+            return News(False, changes.appended, bool(changes.touched))
+        return self._by_total(log)._replace(touched=changes.everything or bool(changes.touched))
 
     def _by_total(self, log: WriteLog) -> News:
         count = min(log.total - self.total, log.rows)

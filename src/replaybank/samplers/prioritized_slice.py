@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.samplers.base import InfoKey, SampledStorage, refuse_empty
+from replaybank.samplers.base import InfoKey, SampledStorage, completed, refuse_empty
 from replaybank.samplers.priorities import PriorityTable
 from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.priority_sampler import GENERATION, PRIORITY_WEIGHT, PrioritySampler
@@ -136,6 +136,11 @@ class PrioritizedSliceSampler(PrioritySampler):
             KeyError: the storage has none of the keys asked for.
             ValueError: the span is not below the length of slices; the storage has outgrown the sampler.
         """
+        index, info = self.draw(storage, batch_size)
+        return index, completed(storage, info, index)
+
+    def draw(self, storage: SampledStorage, batch_size: int) -> tuple[tuple[Tensor, ...], dict[InfoKey, Any]]:
+        """As :meth:`sample`, but ``done`` and ``terminated`` are left to whoever reads the items."""
         refuse_empty(storage)
         count, slice_len = shape_of(batch_size, self.num_slices, self.slice_len)
         _, right = reach_of(self.span, slice_len)
@@ -150,7 +155,7 @@ class PrioritizedSliceSampler(PrioritySampler):
                 raise none_long_enough(index, slice_len)
             items, importance, _ = starts.tree.draw(table.uniforms(count, self.generator), beta=table.beta())
             slices = index.slices_from(items, slice_len)
-            where, info = self._slicing.sample_of(storage, index, slices, self.truncated_key)
+            where, info = self._slicing.draw_of(storage, index, slices, self.truncated_key)
             weight = repeat(importance, slices)
             generation = torch.full((slices.total,), table.stamp())
         device = storage.device

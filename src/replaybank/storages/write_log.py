@@ -15,7 +15,8 @@ RING = 4096
 # Places in the header, which lies before the ring in the same tensor.
 _EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES, _BASE = range(7)
 # _BASE: the total from which on the events in the ring tell what was appended.
-_HEADER = 8
+_EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
+_HEADER = 16
 # An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
 _FIELDS = 3
 _APPENDED, _TOUCHED = 1, 2
@@ -241,6 +242,10 @@ class WriteLog:
         ints[_EPOCH] += 1
         ints[_CURSOR] = ints[_LENGTH] = ints[_CONTINUES] = 0
         self._cut[0] = True
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        _, self._ints[_EPOCH_EVENTS], self._ints[_EPOCH_SEEN] = self.mark()
 
     def mark(self) -> LogMark:
         """Where the log stands now. O(1)."""
@@ -249,6 +254,11 @@ class WriteLog:
         return LogMark(
             ints[_EPOCH], events, ints[_HEADER + _FIELDS * ((events - 1) % RING) + 2] if events else 0
         )
+
+    def epoch_mark(self) -> LogMark:
+        """Where the log stood when its epoch began: its changes are those since loading or emptying. O(1)."""
+        ints = self._ints
+        return LogMark(ints[_EPOCH], ints[_EPOCH_EVENTS], ints[_EPOCH_SEEN])
 
     def changes(self, mark: LogMark | None) -> LogChanges:
         """What was written since ``mark``. O(events since).
@@ -333,6 +343,7 @@ class WriteLog:
         # The ring is this log's own: the events in it stay numbered as they were.
         self._ints[_EVENTS] = events
         self._ints[_BASE] = self._ints[_TOTAL]
+        self._begin_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
         if self.state.is_shared():
