@@ -91,6 +91,7 @@ class ReplayBuffer(ComposedBuffer):
             data = self._transform.inv(data)
         if data is None:
             return self._no_index(), None
+        self._sampler.check_write(self._storage, data, single=True)
         index = self._writer.add(data)
         if index is not None:
             self._sampler.add(index)
@@ -126,6 +127,7 @@ class ReplayBuffer(ComposedBuffer):
             return self._no_index(), None
         if self._dim_extend:
             data = time_to_front(data, self._dim_extend)
+        self._sampler.check_write(self._storage, data)
         index = self._writer.extend(data)
         if index.numel():
             self._sampler.extend(index)

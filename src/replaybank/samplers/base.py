@@ -100,6 +100,20 @@ class Sampler(Stateful):
         """As :meth:`sample`, for a caller who reads the items: the info may hold :class:`FromItems`."""
         return self.sample(storage, batch_size)
 
+    def register_storage(self, storage: SampledStorage) -> None:
+        """Hear which storage will be sampled.
+
+        Raises:
+            ValueError: the sampler has no room for what it holds.
+        """
+
+    def check_write(self, storage: Any, data: Any, *, single: bool = False) -> None:
+        """Hear what is about to be written: items, or a ``single`` time row.
+
+        Raises:
+            ValueError: the sampler would have no room for it; nothing has been written.
+        """
+
     def add(self, index: Any) -> None:
         """Hear that the writer wrote one item."""
 
@@ -138,6 +152,10 @@ class Sampler(Stateful):
 
     def empty(self) -> None:
         """Forget everything: the buffer was emptied."""
+
+    def share_memory_(self) -> Sampler:
+        """Move what processes have to agree on to shared memory. Here: nothing."""
+        return self
 
     def state_dict(self) -> dict[str, Any]:
         """The full state: tensors and plain values. Here: none."""
