@@ -114,6 +114,16 @@ def test_tensordicts_come_back_with_their_batch_size_and_what_is_no_tensor(tmp_p
     assert int(second["c"]) == 1
 
 
+def test_texts_that_differ_from_item_to_item_come_back(tmp_path: Path) -> None:
+    items = [TensorDict({"text": f"step {i}", "n": torch.tensor(i)}) for i in range(3)]
+    grid = torch.stack([torch.stack(items), torch.stack(items[::-1])], 1)
+    save(tmp_path, {"grid": grid})
+    loaded = load(tmp_path)["grid"]
+    assert loaded.batch_size == (3, 2)
+    assert loaded["text"] == grid["text"]
+    assert loaded[2, 0]["text"] == loaded[0, 1]["text"] == "step 2"
+
+
 class Exploit:
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.mkdir, ("/tmp/must-never-be-made-by-loading",)
@@ -350,6 +360,8 @@ def test_a_hostile_tensor_entry_is_refused_before_memory_is_taken(
         {"state": {"dict": {"a": {"tensordict": {"batch_size": [-1], "entries": {}}}}}},
         {"state": {"dict": {"a": {"tensordict": {"batch_size": [], "entries": {"x": {"pickle": ""}}}}}}},
         {"state": {"dict": {"a": {"nontensor": {"batch_size": 1, "data": 1}}}}},
+        {"state": {"dict": {"a": {"nontensorstack": {"stack_dim": 0, "entries": []}}}}},
+        {"state": {"dict": {"a": {"nontensorstack": {"stack_dim": 0, "entries": [1, 2]}}}}},
     ],
     ids=str,
 )

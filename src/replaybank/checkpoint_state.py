@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDict, is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from torch import Tensor
 
 from replaybank.errors import DataFormatError
@@ -80,6 +80,9 @@ def encode(value: Any, where: str, tensors: list[tuple[str, Tensor]], pickled: b
     if type(value) is NonTensorData:
         data = encode(value.data, where, tensors, pickled)
         return {"nontensor": {"batch_size": list(value.batch_size), "data": data}}
+    if type(value) is NonTensorStack:
+        parts = [encode(item, f"{where}[{i}]", tensors, pickled) for i, item in enumerate(value.tensordicts)]
+        return {"nontensorstack": {"stack_dim": value.stack_dim, "entries": parts}}
     if isinstance(value, Mapping) and not is_tensor_collection(value):
         odd = [key for key in value if not isinstance(key, str)]
         if not odd:
@@ -293,6 +296,8 @@ class _Decoder:
             if kind in ("tensor", "pickle") and _is_size(content) and content < len(self.tensors):
                 tensor = self.tensors[content]
                 return tensor if kind == "tensor" else self._unpickled(tensor)
+            if kind == "nontensorstack" and isinstance(content, dict):
+                return self._stack(content)
             if kind in ("tensordict", "nontensor") and isinstance(content, dict):
                 return self._tensordict(kind, content)
         raise DataFormatError(f"{self.file}: {str(value)[:200]} stands for no value.")
@@ -304,6 +309,16 @@ class _Decoder:
                 "load it with allow_pickle=True."
             )
         return pickle.loads(_bytes_of(tensor)) if tensor.numel() else None
+
+    def _stack(self, content: dict[str, Any]) -> Any:
+        dim, entries = content.get("stack_dim"), content.get("entries")
+        if isinstance(dim, int) and _is_size(dim) and isinstance(entries, list) and entries:
+            decoded = [self(entry) for entry in entries]
+            kinds = {(type(entry), getattr(entry, "batch_size", None)) for entry in decoded}
+            alike = len(kinds) == 1 and isinstance(decoded[0], (NonTensorData, NonTensorStack))
+            if alike and dim <= len(decoded[0].batch_size):
+                return NonTensorStack(*decoded, stack_dim=dim)
+        raise DataFormatError(f"{self.file}: {str(content)[:200]} is no stack of entries.")
 
     def _tensordict(self, kind: str, content: dict[str, Any]) -> Any:
         batch_size, entries = content.get("batch_size"), content.get("entries")

@@ -238,3 +238,117 @@ print("sampled", flush=True)
     assert done.stdout == "sampled\n"
     assert done.returncode == {"": 0, "raise SystemExit(3)": 3}.get(end, -2), done.stderr
     assert "Fatal" not in done.stderr
+
+
+def wait_until_ready(buffer: Any, count: int) -> None:
+    """Let the thread draw until that many batches are in line, and end it."""
+    for _ in range(1000):
+        with buffer._prefetcher._changed:
+            if len(buffer._prefetcher._ready) >= count:
+                break
+        threading.Event().wait(0.01)
+    buffer.close()
+
+
+@pytest.mark.parametrize("way", ["state_dict", "pickle"])
+def test_a_state_holds_copies_of_the_batches_drawn_ahead(way: str) -> None:
+    buffer, plain = new(3), new(None)
+    buffer.sample(), plain.sample()
+    wait_until_ready(buffer, 3)
+    expected = [plain.sample()["n"].tolist() for _ in range(3)]
+    state = buffer.state_dict() if way == "state_dict" else buffer.__getstate__()
+    for _ in range(3):
+        batch, info = buffer.sample(return_info=True)
+        batch["n"].fill_(-1)
+        info["index"].fill_(-1)
+        batch["mine"] = torch.zeros(4)
+    buffer.close()
+    other = new(3)
+    if way == "state_dict":
+        other.load_state_dict(state)
+        for _ in range(3):  # nor do batches handed out write into the state they came from
+            other.sample()["n"].fill_(-1)
+        other.load_state_dict(state)
+    else:
+        other = TensorDictReplayBuffer.__new__(TensorDictReplayBuffer)
+        other.__setstate__(state)
+    batches = [other.sample() for _ in range(3)]
+    assert [batch["n"].tolist() for batch in batches] == expected
+    assert "mine" not in batches[0].keys()  # noqa: SIM118
+    other.close()
+
+
+def test_a_state_with_batches_drawn_ahead_loads_into_a_buffer_that_draws_none(tmp_path: Path) -> None:
+    buffer, plain = new(3), new(None)
+    expected = [plain.sample()["n"].tolist() for _ in range(9)]
+    assert buffer.sample()["n"].tolist() == expected[0]
+    wait_until_ready(buffer, 3)
+    buffer.dumps(tmp_path)
+    other = new(None)
+    other.loads(tmp_path)
+    assert other.sample()["n"].tolist() == expected[1]
+    copied = pickle.loads(pickle.dumps(other))
+    for loaded in (other, copied):
+        assert [loaded.sample()["n"].tolist() for _ in range(7)] == expected[2:]
+    assert not prefetching()
+
+
+def test_a_pass_goes_on_where_batches_drawn_ahead_are_loaded_without_prefetching() -> None:
+    buffer = new(20, sampler=InOrder())
+    buffer.sample()
+    wait_until_ready(buffer, 12)
+    other = new(None, sampler=InOrder())
+    other.load_state_dict(buffer.state_dict())
+    assert [batch["n"].tolist()[0] for batch in other] == list(range(4, 50, 4))
+    assert other.sampler.ran_out
+    assert [batch["n"].tolist()[0] for batch in other] == list(range(0, 50, 4))
+
+
+def test_texts_in_batches_drawn_ahead_are_saved(tmp_path: Path) -> None:
+    def make() -> TensorDictReplayBuffer:
+        return TensorDictReplayBuffer(
+            storage=ListStorage(8), batch_size=4, prefetch=2, generator=torch.Generator().manual_seed(0)
+        )
+
+    def words(batch: TensorDict) -> list[str]:
+        return list(batch["in", "text"])
+
+    buffer, other = make(), make()
+    buffer.extend([TensorDict({"in": {"text": f"step {i}"}, "n": torch.tensor(i)}) for i in range(8)])
+    buffer.sample()
+    wait_until_ready(buffer, 2)
+    buffer.dumps(tmp_path)
+    # What is written afterwards does not come into batches that were drawn before.
+    buffer.extend([TensorDict({"in": {"text": "later"}, "n": torch.tensor(9)}) for _ in range(8)])
+    other.loads(tmp_path)
+    for _ in range(2):
+        assert words(other.sample()) == words(buffer.sample())
+    buffer.close()
+    other.close()
+
+
+def test_closing_hands_a_batch_to_whoever_waits_for_one() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(td: Any) -> Any:
+        entered.set()
+        go_on.wait(20)
+        return td
+
+    buffer = new(1, transform=slow)
+    got: list[int] = []
+    waiting = [
+        threading.Thread(target=lambda: got.append(len(buffer.sample())), daemon=True) for _ in range(4)
+    ]
+    for thread in waiting:
+        thread.start()
+    assert entered.wait(20)
+    closing = threading.Thread(target=buffer.close, daemon=True)
+    closing.start()
+    while not buffer._prefetcher._stopped:
+        entered.wait(0.01)
+    go_on.set()
+    for thread in (closing, *waiting):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert got == [4] * 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -281,6 +281,17 @@ class ComposedBuffer(Stateful):
             self._build()
         return self._lock.writing
 
+    def _line(self) -> Prefetcher:
+        """What hands out batches that were drawn ahead, here or in the buffer that a state is of."""
+        return Prefetcher(self, 0) if self._prefetcher is None else self._prefetcher
+
+    def _take_ahead(self, ahead: Sequence[dict[str, Any]]) -> None:
+        """Have batches come next that were drawn ahead, even if this buffer draws none."""
+        line = self._line()
+        line.load(ahead)
+        if ahead or line is self._prefetcher:
+            self._prefetcher = line
+
     def _drop_ahead(self) -> None:
         if self._prefetcher is not None:
             self._prefetcher.drop()
@@ -289,8 +300,9 @@ class ComposedBuffer(Stateful):
 
     def close(self) -> None:
         """End the background thread, if there is one. The buffer can still be used."""
-        if self._prefetcher is not None:
-            self._prefetcher.stop()
+        prefetcher = self._prefetcher
+        if prefetcher is not None:
+            prefetcher.stop()
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock.lock:
@@ -307,8 +319,7 @@ class ComposedBuffer(Stateful):
         for name, value in state.items():
             setattr(self, name, value)
         self._start(BufferLock(lock or False))
-        if self._prefetcher is not None:
-            self._prefetcher.load(ahead)
+        self._take_ahead(ahead)
 
     def __repr__(self) -> str:
         name = type(self).__name__

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensordict import TensorDict
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from torch import Tensor
 
 from replaybank.buffers.locks import renew_after_fork
@@ -42,7 +45,7 @@ class Prefetcher:
 
     Args:
         buffer: whom to draw for.
-        depth: number of batches to keep ready.
+        depth: number of batches to keep ready. 0: no thread; only what :meth:`load` was given is ready.
     """
 
     def __init__(self, buffer: ComposedBuffer, depth: int) -> None:
@@ -66,20 +69,42 @@ class Prefetcher:
             buffer = self._buffer()
             if buffer is not None and buffer.batch_size is not None:
                 return buffer._draw(buffer.batch_size, buffer._info_in_sample)
+        batch = self._from_the_thread() if self._depth else None
+        if batch is None:
+            batch = self._drawn_here()
+        if isinstance(batch, BaseException):
+            raise batch
+        self._tell_the_sampler(batch.ran_out)
+        return batch
+
+    def _from_the_thread(self) -> Batch | BaseException | None:
+        """The next one that the thread drew; None if it was ended while this caller waited."""
         with self._changed:
             self._start()
             self._waiting += 1
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: self._ready)
-                batch = self._ready.popleft()
+                self._changed.wait_for(lambda: self._ready or self._stopped)
+                batch = self._ready.popleft() if self._ready else None
             finally:
                 self._waiting -= 1
             self._changed.notify_all()
-        if isinstance(batch, BaseException):
-            raise batch
-        self._tell_the_sampler(batch.ran_out)
-        return batch
+            return batch
+
+    def _drawn_here(self) -> Batch | BaseException:
+        """The next one, drawn by the caller itself unless one is ready."""
+        buffer = self._buffer()
+        if buffer is None or buffer.batch_size is None:
+            raise RuntimeError("A buffer that prefetches needs a batch size.")
+        # The thread may be at its last batch: with the buffer's lock, which it holds for that, order is kept.
+        with buffer._lock.lock:
+            with self._changed:
+                batch = self._ready.popleft() if self._ready else None
+            if batch is None:
+                batch, self._halted = self._one(buffer, buffer.batch_size)
+            if not self._depth and not self._ready and buffer._prefetcher is self:
+                buffer._prefetcher = None  # all that was loaded has been handed out
+            return batch
 
     def _tell_the_sampler(self, ran_out: bool) -> None:
         """Let ``sampler.ran_out`` be that of the batch handed out, not of the last one drawn."""
@@ -121,19 +146,29 @@ class Prefetcher:
             thread.join()
 
     def state(self) -> list[dict[str, Any]]:
-        """The batches drawn ahead, as tensors and plain values; the caller holds the buffer's lock."""
+        """The batches drawn ahead, as copies: who is handed one meanwhile may write into it.
+
+        The caller holds the buffer's lock.
+        """
         with self._changed:
             return [_packed(batch) for batch in self._ready if isinstance(batch, Batch)]
 
-    def load(self, state: list[dict[str, Any]]) -> None:
-        """Have the batches of :meth:`state` come next; the caller holds the buffer's lock."""
+    def unpacked(self, state: Sequence[dict[str, Any]]) -> list[Batch]:
+        """The batches of :meth:`state`, for :meth:`put`; the caller holds the buffer's lock."""
         buffer = self._buffer()
-        batches = [] if buffer is None else [_unpacked(packed, buffer) for packed in state]
+        return [] if buffer is None else [_unpacked(packed, buffer) for packed in state]
+
+    def put(self, batches: Sequence[Batch]) -> None:
+        """Have these come next, in place of what was drawn ahead; the caller holds the buffer's lock."""
         with self._changed:
             self._ready.clear()
             self._ready.extend(batches)
             self._halted = bool(batches) and batches[-1].ran_out
             self._changed.notify_all()
+
+    def load(self, state: Sequence[dict[str, Any]]) -> None:
+        """Have the batches of :meth:`state` come next; the caller holds the buffer's lock."""
+        self.put(self.unpacked(state))
 
     def renew_after_fork(self) -> None:
         """In a forked child, which has a copy of the batches and no thread: lock and thread anew."""
@@ -150,23 +185,27 @@ class Prefetcher:
         size = buffer.batch_size
         # The batch is put in line under the buffer's lock: whoever empties the buffer finds it there.
         with buffer._lock.lock:
-            batch: Batch | BaseException
             with self._changed:
                 if self._stopped or not self._may_draw():
                     return  # the buffer was emptied or closed while this thread waited for its lock
-            try:
-                if size is None:
-                    raise RuntimeError("A buffer that prefetches needs a batch size.")
-                batch = buffer._draw(size, buffer._info_in_sample)
-                ends = batch.ran_out
-                if ends:
-                    buffer._sampler.ran_out = False
-            except BaseException as error:
-                batch, ends = error, True
+            batch, ends = self._one(buffer, size)
             with self._changed:
                 self._halted = ends
                 self._ready.append(batch)
                 self._changed.notify_all()
+
+    @staticmethod
+    def _one(buffer: ComposedBuffer, size: int | None) -> tuple[Batch | BaseException, bool]:
+        """A batch or an error, and whether to wait behind it until somebody asks for more."""
+        try:
+            if size is None:
+                raise RuntimeError("A buffer that prefetches needs a batch size.")
+            batch = buffer._draw(size, buffer._info_in_sample)
+            if batch.ran_out:
+                buffer._sampler.ran_out = False
+        except BaseException as error:
+            return error, True
+        return batch, batch.ran_out
 
 
 def _run(prefetcher: Prefetcher) -> None:
@@ -183,23 +222,63 @@ def _run(prefetcher: Prefetcher) -> None:
 
 
 def _packed(batch: Batch) -> dict[str, Any]:
-    index = batch.info["index"]
     info = [
-        [list(key) if isinstance(key, tuple) else key, v] for key, v in batch.info.items() if key != "index"
+        [list(key) if isinstance(key, tuple) else key, _copied(value)]
+        for key, value in batch.info.items()
+        if key != "index"
     ]
     # What else a transform or a storage of objects made is read again from the same places.
-    data = batch.data if isinstance(batch.data, Tensor) or _is_plain(batch.data) else None
-    return {"index": index, "info": info, "ran_out": batch.ran_out, "data": data}
+    data = _copied(batch.data) if isinstance(batch.data, Tensor) or _is_plain(batch.data) else None
+    return {"index": _copied(batch.info["index"]), "info": info, "ran_out": batch.ran_out, "data": data}
 
 
 def _is_plain(data: Any) -> bool:
-    return type(data) is TensorDict and all(type(leaf) is Tensor for leaf in data.values(True, True))
+    """Whether a checkpoint can hold a batch: TensorDicts of tensors, and of texts and other plain values."""
+    if type(data) is TensorDict:
+        return all(_is_plain(value) for value in data.values())
+    if type(data) is NonTensorStack:
+        return all(_is_plain(value) for value in data.tensordicts)
+    if type(data) is NonTensorData:
+        return data.data is None or isinstance(data.data, (bool, int, float, str))
+    return type(data) is Tensor
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if is_tensor_collection(value):
+        return value.detach().clone()
+    if isinstance(value, (list, tuple)):
+        items = [_copied(item) for item in value]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return copy.deepcopy(value)
 
 
 def _unpacked(state: dict[str, Any], buffer: ComposedBuffer) -> Batch:
-    data, index = state["data"], state["index"]
+    """A batch out of its state, which stays the caller's."""
+    data, index = _copied(state["data"]), _copied(state["index"])
+    _check_index(index)
     if data is None:
         data = buffer._assemble(buffer.storage.get(index), buffer._info_in_sample)
-    info: dict[Any, Any] = {tuple(key) if isinstance(key, list) else key: v for key, v in state["info"]}
+    elif not isinstance(data, Tensor) and not _is_plain(data):
+        raise TypeError(f"a batch drawn ahead is a {type(data).__name__}")
+    info: dict[Any, Any] = {
+        tuple(key) if isinstance(key, list) else key: _copied(value) for key, value in state["info"]
+    }
+    if not all(isinstance(part, str) for key in info for part in (key if isinstance(key, tuple) else (key,))):
+        raise TypeError(f"the keys {list(info)} of a batch drawn ahead are not all strings")
     info["index"] = index
-    return Batch(data, info, state["ran_out"])
+    return Batch(data, info, bool(state["ran_out"]))
+
+
+def _check_index(index: Any) -> None:
+    """See to it that places are int64 numbers of items, one tensor or one a dimension."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not parts or not all(isinstance(part, Tensor) and part.dtype == torch.int64 for part in parts):
+        raise TypeError(
+            f"the index {str(index)[:200]} of a batch drawn ahead is no int64 tensor or tuple of them"
+        )

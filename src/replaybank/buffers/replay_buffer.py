@@ -204,8 +204,8 @@ class ReplayBuffer(ComposedBuffer):
             size = batch_size
         elif size is None:
             raise RuntimeError(_NO_BATCH_SIZE)
-        elif self._prefetcher is not None:
-            return self._prefetcher.next()
+        elif (prefetcher := self._prefetcher) is not None:
+            return prefetcher.next()
         return self._draw(size, self._info_in_sample if info_in_sample is None else info_in_sample)
 
     def _draw(self, size: int, info_in_sample: bool) -> Batch:

@@ -38,8 +38,7 @@ def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> None:
         if buffer._generator is None:
             buffer._generator = buffer._sampler.generator = torch.Generator()
         buffer._generator.set_state(state["generator"])
-    if buffer._prefetcher is not None:
-        buffer._prefetcher.load(state["ahead"])
+    buffer._take_ahead(state["ahead"])
 
 
 def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_pickle: bool) -> None:
