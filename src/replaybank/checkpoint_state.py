@@ -135,7 +135,7 @@ def _write_tensor(path: Path, tensor: Tensor) -> tuple[int, int]:
         for block in _blocks(tensor):
             content = _bytes_of(block)
             while content:
-                piece = content[:_CHUNK]
+                piece = bytes(content[:_CHUNK])  # a copy: summed and written bytes are then the same ones
                 checksum = zlib.crc32(piece, checksum)
                 written = 0
                 while written < len(piece):

@@ -268,6 +268,9 @@ class ComposedBuffer(Stateful):
     def _assemble(self, data: Any, keep_batch: bool) -> Any:
         """Make of items, as the storage gives them, a batch."""
 
+    def _check_batch(self, batch: Batch) -> None:
+        """Raise if a batch out of a state cannot be handed out."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 

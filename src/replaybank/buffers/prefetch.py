@@ -223,13 +223,13 @@ def _run(prefetcher: Prefetcher) -> None:
 
 def _packed(batch: Batch) -> dict[str, Any]:
     info = [
-        [list(key) if isinstance(key, tuple) else key, _copied(value)]
+        [list(key) if isinstance(key, tuple) else key, copied(value)]
         for key, value in batch.info.items()
         if key != "index"
     ]
     # What else a transform or a storage of objects made is read again from the same places.
-    data = _copied(batch.data) if isinstance(batch.data, Tensor) or _is_plain(batch.data) else None
-    return {"index": _copied(batch.info["index"]), "info": info, "ran_out": batch.ran_out, "data": data}
+    data = copied(batch.data) if isinstance(batch.data, Tensor) or _is_plain(batch.data) else None
+    return {"index": copied(batch.info["index"]), "info": info, "ran_out": batch.ran_out, "data": data}
 
 
 def _is_plain(data: Any) -> bool:
@@ -243,42 +243,48 @@ def _is_plain(data: Any) -> bool:
     return type(data) is Tensor
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if is_tensor_collection(value):
+def copied(value: Any) -> Any:
+    """A value of a state with no memory in common with it. O(bytes)."""
+    if isinstance(value, Tensor) or is_tensor_collection(value):
         return value.detach().clone()
     if isinstance(value, (list, tuple)):
-        items = [_copied(item) for item in value]
+        items = [copied(item) for item in value]
         if isinstance(value, list):
             return items
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     return copy.deepcopy(value)
 
 
 def _unpacked(state: dict[str, Any], buffer: ComposedBuffer) -> Batch:
     """A batch out of its state, which stays the caller's."""
-    data, index = _copied(state["data"]), _copied(state["index"])
-    _check_index(index)
+    data, index = copied(state["data"]), copied(state["index"])
+    _check_index(index, buffer.storage.shape)
     if data is None:
         data = buffer._assemble(buffer.storage.get(index), buffer._info_in_sample)
     elif not isinstance(data, Tensor) and not _is_plain(data):
         raise TypeError(f"a batch drawn ahead is a {type(data).__name__}")
     info: dict[Any, Any] = {
-        tuple(key) if isinstance(key, list) else key: _copied(value) for key, value in state["info"]
+        tuple(key) if isinstance(key, list) else key: copied(value) for key, value in state["info"]
     }
     if not all(isinstance(part, str) for key in info for part in (key if isinstance(key, tuple) else (key,))):
         raise TypeError(f"the keys {list(info)} of a batch drawn ahead are not all strings")
     info["index"] = index
-    return Batch(data, info, bool(state["ran_out"]))
+    batch = Batch(data, info, bool(state["ran_out"]))
+    buffer._check_batch(batch)
+    return batch
 
 
-def _check_index(index: Any) -> None:
-    """See to it that places are int64 numbers of items, one tensor or one a dimension."""
+def _check_index(index: Any, shape: Sequence[int]) -> None:
+    """See to it that places are int64 numbers of stored items, one tensor or one a dimension."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not parts or not all(isinstance(part, Tensor) and part.dtype == torch.int64 for part in parts):
-        raise TypeError(
-            f"the index {str(index)[:200]} of a batch drawn ahead is no int64 tensor or tuple of them"
-        )
+    good = 0 < len(parts) <= len(shape) and all(
+        isinstance(part, Tensor)
+        and part.dtype == torch.int64
+        and part.ndim > 0
+        and bool(((part >= 0) & (part < size)).all())
+        for part, size in zip(parts, shape, strict=False)
+    )
+    if not good:
+        raise TypeError(f"a batch drawn ahead is of the places {str(index)[:200]} in a storage {list(shape)}")

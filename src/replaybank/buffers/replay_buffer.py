@@ -313,13 +313,20 @@ class ReplayBuffer(ComposedBuffer):
         """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead."""
         self._ready()
         with self._lock.lock:
-            return {"storage": self._storage.state_dict(), **saving.beside_storage(self)}
+            return saving.state_of(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state of a buffer with the same kinds of parts.
+        """Take over a state of a buffer with the same kinds of parts, wholly or not at all. O(N).
 
         A buffer without a generator gets one of its own if the saved one had one, so that the next batches
-        are those that would have come; the global generator is never touched.
+        are those that would have come; the global generator is never touched. Batches that the saved buffer
+        had drawn ahead come first.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave; it stays the caller's.
+
+        Raises:
+            ValueError: the state is of other parts or sizes, or damaged; nothing has been changed.
         """
         with self._writing:
             saving.take_over(self, state_dict)
@@ -336,7 +343,8 @@ class ReplayBuffer(ComposedBuffer):
             allow_pickle: pickle items of a :class:`ListStorage` that are no tensors or plain values.
 
         Raises:
-            TypeError: there are such items and ``allow_pickle`` is not set; nothing has been saved.
+            TypeError: there are such items and ``allow_pickle`` is not set, or a save hook returned no state;
+                nothing has been saved.
         """
         self._ready()
         with self._lock.paused_writing():
@@ -352,6 +360,8 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             FileNotFoundError: nothing was saved there.
             DataFormatError: a file is damaged; nothing has been changed.
+            ValueError: the state is of other parts, or of another capacity; nothing has been changed.
+            TypeError: a load hook returned no state; nothing has been changed.
         """
         with self._writing:
             saving.restore(self, path, allow_pickle=allow_pickle)

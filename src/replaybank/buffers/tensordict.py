@@ -172,6 +172,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         _put_info(batch)
         return batch.data, batch.ran_out
 
+    def _check_batch(self, batch: Batch) -> None:
+        if is_tensor_collection(batch.data):
+            _put_info(batch._replace(data=batch.data.copy()))
+
     def _has_priorities(self, data: Any) -> bool:
         return (
             _takes_priorities(self._sampler)
