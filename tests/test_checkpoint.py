@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, lazy_stack
 
-from replaybank.checkpoint import Stateful, fsync_directory, load, save, write_json_atomically
+from replaybank.checkpoint import POINTER, Stateful, fsync_directory, load, save, write_json_atomically
 from replaybank.errors import DataFormatError
 
 DTYPES = [
@@ -562,3 +562,15 @@ def test_a_stateful_part_saves_and_loads_itself(tmp_path: Path) -> None:
     a.dumps(tmp_path / "new" / "counter")
     b.loads(tmp_path / "new" / "counter")
     assert int(b.count) == 5
+
+
+def test_a_save_sweeps_what_a_killed_one_left_of_the_pointer_and_nothing_else(tmp_path: Path) -> None:
+    save(tmp_path, {"a": 1})
+    left = tmp_path / f".{POINTER}.{'0' * 32}.tmp"
+    mine = [tmp_path / ".other.tmp", tmp_path / "notes.tmp"]
+    for file in (left, *mine):
+        file.write_text("x")
+    save(tmp_path, {"a": 2})
+    assert not left.exists()
+    assert all(file.exists() for file in mine)
+    assert load(tmp_path) == {"a": 2}

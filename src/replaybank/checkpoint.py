@@ -81,6 +81,9 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
     root = Path(path)
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root, exclusive=True):
+        # What a killed saver left: with the lock held, no other can be about to use it.
+        for left in root.glob(f".{POINTER}.*.tmp"):
+            left.unlink(missing_ok=True)
         complete = _complete_saves(root)
         number = max((int(name.removeprefix("state-")) for name in _state_folders(root)), default=0) + 1
         folder = root / f"state-{number:08d}"
