@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,3 +175,136 @@ def test_a_pickled_buffer_is_one_of_its_own() -> None:
     other = pickle.loads(pickle.dumps(buffer))
     other.add(3)
     assert (len(buffer), len(other)) == (2, 3)
+
+
+ORPHANS = """
+import os, sys, torch
+from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.storages.tensor import LazyTensorStorage
+buffer = ReplayBuffer(storage=LazyTensorStorage(10, shared_init=True), shared=True)
+buffer.extend(torch.arange(3))
+gone, maker_ends = os.pipe()
+if os.fork():
+    os._exit(0) if sys.argv[1] == "killed" else sys.exit(0)
+os.close(maker_ends)
+os.read(gone, 1)  # returns once the maker is gone
+path = buffer._lock.shared._path
+if os.path.exists(path):
+    os.unlink(path)
+pid = os.fork()
+if pid == 0:
+    buffer.extend(torch.arange(2))
+    os._exit(7 if buffer.sample(4).shape == (4,) else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+buffer.extend(torch.arange(2))
+print(status, buffer.write_count, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("end", ["ended", "killed"])
+def test_children_can_fork_once_the_maker_of_a_shared_buffer_is_gone(end: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ORPHANS, end],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "7 7\n", done.stderr
+
+
+def test_locks_still_keep_forked_processes_apart_once_the_file_has_no_name() -> None:
+    lock = ProcessLock()
+    os.unlink(lock._path)
+    ready, go_on = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with lock:
+            os.write(ready[1], b"x")
+            os.read(go_on[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    taken = threading.Event()
+
+    def take() -> None:
+        with lock:
+            taken.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    assert not taken.wait(0.2)
+    os.write(go_on[1], b"x")
+    assert taken.wait(10)
+    os.waitpid(pid, 0)
+    thread.join()
+
+
+def test_a_lock_that_went_with_its_maker_is_named_when_it_is_unpickled() -> None:
+    lock = ProcessLock()
+    pickled, path = pickle.dumps(lock), lock._path
+    del lock
+    with pytest.raises(RuntimeError, match=f"{path} of this shared buffer is gone"):
+        pickle.loads(pickled)
+
+
+def test_the_files_of_killed_makers_of_locks_are_removed_by_the_next_one() -> None:
+    paths: list[Path] = []
+    for _ in range(2):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            lock = ProcessLock()
+            os.write(write, lock._path.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        paths.append(Path(os.read(read, 4096).decode()))
+    assert not paths[0].exists()
+    first, second = ProcessLock(), ProcessLock()
+    assert not paths[1].exists()
+    assert all(os.path.exists(lock._path) for lock in (first, second)), "their maker lives"
+
+
+@pytest.mark.parametrize("way", ["pickle", "deepcopy", "copy"])
+def test_a_copy_made_while_another_thread_writes_is_whole(way: str) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(16), batch_size=2)
+
+    def items(start: int, count: int) -> dict[str, torch.Tensor]:
+        numbers = torch.arange(start, start + count)
+        return {"n": numbers, "x": numbers[:, None].expand(count, 50_000).clone()}
+
+    buffer.extend(items(0, 16))
+    ended = threading.Event()
+
+    def write() -> None:
+        start = 16
+        while not ended.is_set():
+            buffer.extend(items(start, 11))
+            start += 11
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(15):
+            if way == "pickle":
+                made = pickle.loads(pickle.dumps(buffer))
+            else:
+                made = copy.deepcopy(buffer) if way == "deepcopy" else copy.copy(buffer)
+            stored = made[:]
+            assert bool((stored["x"] == stored["n"][:, None]).all())
+            in_order = torch.roll(stored["n"], -made.writer.cursor)
+            assert in_order.tolist() == list(range(made.write_count - 16, made.write_count))
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_the_parts_of_a_copied_buffer_belong_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(16), batch_size=2, generator=generator)
+    buffer.extend(torch.arange(5))
+    for made in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        assert made.writer.storage is made.storage
+        assert made.sampler.generator is made.generator
+        made.extend(torch.arange(3))
+        assert (len(made), len(buffer)) == (8, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -309,13 +310,28 @@ class ComposedBuffer(Stateful):
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock.lock:
-            if self._shared and self._recipe is None:
-                parts.refuse_unallocated(self._storage)
-            left_out = ("_lock", "_prefetcher", "_iterator")
-            state = {name: value for name, value in self.__dict__.items() if name not in left_out}
-            state["_process_lock"] = self._lock.shared
-            state["_ahead"] = [] if self._prefetcher is None else self._prefetcher.state()
+            state = self._live_state()
+            # What pickles this goes through it once the lock is free again, while others write.
+            if self._recipe is None and not parts.is_shared(self._storage):
+                names = ("_storage", "_sampler", "_writer", "_generator")
+                state.update(copy.deepcopy({name: state[name] for name in names}))
             return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        with self._lock.lock:
+            made = type(self).__new__(type(self))
+            memo[id(self)] = made
+            made.__setstate__(copy.deepcopy(self._live_state(), memo))
+            return made
+
+    def _live_state(self) -> dict[str, Any]:
+        if self._shared and self._recipe is None:
+            parts.refuse_unallocated(self._storage)
+        left_out = ("_lock", "_prefetcher", "_iterator")
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        state["_process_lock"] = self._lock.shared
+        state["_ahead"] = [] if self._prefetcher is None else self._prefetcher.state()
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         lock, ahead = state.pop("_process_lock"), state.pop("_ahead")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import threading
 import weakref
@@ -20,7 +21,8 @@ class ProcessLock:
     """A reentrant lock between threads and between the processes it is pickled or forked to.
 
     A lock of the system on a temporary file: the system frees it when its holder is killed. In one process
-    all copies of a lock are one object. The file goes with the process that made it.
+    all copies of a lock are one object. The file's name goes with the process that made it, or, if that was
+    killed, when the next lock is made; forked processes go on without it.
 
     Thread-safe and process-safe.
 
@@ -28,17 +30,19 @@ class ProcessLock:
         RuntimeError: this system has no locks on files.
     """
 
+    _orphaned = False  # forked where the file could not be opened anew
+
     def __init__(self) -> None:
-        descriptor, path = tempfile.mkstemp(prefix="replaybank-lock-")
-        os.close(descriptor)
-        self._open(path)
+        _sweep()
+        descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-{_process_space()}-")
+        self._begin(path, descriptor)
         weakref.finalize(self, _remove, path, os.getpid())
 
-    def _open(self, path: str) -> None:
+    def _begin(self, path: str, descriptor: int) -> None:
         self._path = path
         self._threads = threading.RLock()
         self._depth = 0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = descriptor
         _in_this_process[path] = self
         renew_after_fork(self)
 
@@ -47,6 +51,11 @@ class ProcessLock:
         self._threads.acquire()
         if self._depth == 0:
             try:
+                if self._orphaned:
+                    raise RuntimeError(
+                        "The process that made this shared buffer is gone, and its lock with it. Let it live"
+                        " as long as those that use the buffer."
+                    )
                 _flock(self._descriptor, take=True)
             except BaseException:
                 self._threads.release()
@@ -86,9 +95,19 @@ class ProcessLock:
 
     def renew_after_fork(self) -> None:
         """In a forked child: the parent may hold the lock that was copied, so ask for it anew."""
-        # The copied descriptor is the parent's lock itself; one opened here is this process's own.
-        os.close(self._descriptor)
-        self._open(self._path)
+        # The copied descriptor is the parent's lock itself; one opened here is this process's own. The name
+        # may be gone with its maker: Linux opens the file anew by way of the copy.
+        inherited = self._descriptor
+        for path in (self._path, f"/proc/self/fd/{inherited}"):
+            with contextlib.suppress(OSError):
+                opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                if os.path.samestat(os.fstat(opened), os.fstat(inherited)):
+                    os.close(inherited)
+                    self._begin(self._path, opened)
+                    return
+                os.close(opened)
+        self._begin(self._path, inherited)
+        self._orphaned = True
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return _attached, (self._path,)
@@ -111,8 +130,15 @@ _in_this_process: weakref.WeakValueDictionary[str, ProcessLock] = weakref.WeakVa
 def _attached(path: str) -> ProcessLock:
     lock = _in_this_process.get(path)
     if lock is None:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise RuntimeError(
+                f"The lock {path} of this shared buffer is gone, with the process that made it. Let "
+                "that process live until the others have the buffer."
+            ) from None
         lock = ProcessLock.__new__(ProcessLock)
-        lock._open(path)
+        lock._begin(path, descriptor)
     return lock
 
 
@@ -120,6 +146,37 @@ def _remove(path: str, maker: int) -> None:
     if os.getpid() == maker:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+_PREFIX = "replaybank-lock-"
+_MADE_BY = re.compile(re.escape(_PREFIX) + "([0-9]+)-([0-9]+)-.*")
+
+
+def _process_space() -> int:
+    """Which numbering of processes this one is in: containers may share a folder and not their numbers."""
+    with contextlib.suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
+def _sweep() -> None:
+    """Remove the files of locks whose makers were killed."""
+    folder, space = tempfile.gettempdir(), str(_process_space())
+    for name in os.listdir(folder):
+        made_by = _MADE_BY.fullmatch(name)
+        if made_by and made_by[2] == space and not _is_alive(int(made_by[1])):
+            with contextlib.suppress(OSError):  # another user's, or another sweeper was first
+                os.unlink(os.path.join(folder, name))
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # another user's
+    return True
 
 
 class BufferLock:

@@ -101,6 +101,11 @@ def check_shareable(storage: Storage) -> None:
         storage.log.share_memory_()
 
 
+def is_shared(storage: Storage) -> bool:
+    """Whether a copy of a storage in another process is the same storage, not one of its own."""
+    return bool(getattr(storage, "shared_init", False)) or storage.log.state.is_shared()
+
+
 def refuse_unallocated(storage: Storage) -> None:
     """See to it that a storage has its memory before another process gets it.
 
