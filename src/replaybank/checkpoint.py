@@ -60,7 +60,8 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
         allow_pickle: pickle what is none of these; such a state loads only with ``allow_pickle`` again.
 
     Raises:
-        TypeError: the state holds something else, or a key that is no string; nothing has been saved.
+        TypeError: the state holds something else, or a key that is no string, or ``keep`` is no integer;
+            nothing has been saved.
         ValueError: ``keep`` is negative.
 
     Complexity:
@@ -73,6 +74,9 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
         ...     load(folder)
         {'weights': tensor([1., 1.]), 'steps': 3}
     """
+    if isinstance(keep, bool) or not hasattr(keep, "__index__"):
+        raise TypeError(f"keep={keep!r} is a {type(keep).__name__}; give an integer.")
+    keep = keep.__index__()
     if keep < 0:
         raise ValueError(f"keep={keep}: give the number of earlier saves to keep, 0 or more.")
     _refuse_big_endian()

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from buffers.doubles import InOrder, Remembers
 from contracts import KINDS, DataKind, items_for
 from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.checkpoint import load
 from replaybank.errors import DataFormatError
 from replaybank.samplers.random import RandomSampler
@@ -786,3 +787,81 @@ def test_every_form_of_data_is_sampled_as_it_was_written(kind: DataKind, make: A
             other.extend(items_for(other.storage, kind, torch.arange(1)))  # classes are not named in files
         other.loads(tmp_path)
         assert torch.equal(kind.ids(other.sample()), kind.ids(buffer.sample()))
+
+
+@pytest.mark.parametrize("size", [2.5, "3", True, [1], torch.tensor(1.5)])
+@pytest.mark.parametrize("name", ["batch_size", "prefetch", "dim_extend"])
+def test_sizes_that_are_no_integers_are_refused_by_the_constructor(name: str, size: Any) -> None:
+    make: Any = ReplayBuffer
+    with pytest.raises(TypeError, match=f"{name}=.*give an integer"):
+        make(**{"batch_size": 2, name: size})
+
+
+@pytest.mark.parametrize("name", ["batch_size", "prefetch", "dim_extend"])
+def test_sizes_that_are_too_small_are_refused_by_the_constructor(name: str) -> None:
+    make: Any = ReplayBuffer
+    with pytest.raises(ValueError, match=f"{name}=-1: give [01] or more"):
+        make(**{"batch_size": 2, name: -1})
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, torch.tensor])
+def test_integers_of_numpy_and_torch_are_sizes(integer: Any) -> None:
+    buffer = ReplayBuffer(batch_size=integer(3), prefetch=integer(1), dim_extend=integer(0))
+    buffer.extend(torch.arange(5))
+    assert buffer.sample().shape == (3,)
+    buffer.close()
+    assert buffer.batch_size == 3
+    with pytest.warns(UserWarning, match="batch_size=3"):
+        assert buffer.sample(integer(2)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [(-1, ValueError), (0, ValueError), (2.5, TypeError), ("3", TypeError), (True, TypeError)],
+)
+def test_a_batch_size_that_is_none_is_refused_by_sample(size: Any, error: type[Exception]) -> None:
+    buffer = ReplayBuffer()
+    buffer.extend(torch.arange(5))
+    with pytest.raises(error, match="batch_size="):
+        buffer.sample(size)
+
+
+def test_a_seed_is_no_generator() -> None:
+    seed: Any = 0
+    with pytest.raises(TypeError, match=r"generator=0 is a int.*torch.Generator\(\).manual_seed"):
+        ReplayBuffer(generator=seed)
+    buffer = ReplayBuffer()
+    with pytest.raises(TypeError, match="generator=0"):
+        buffer.set_rng(seed)
+    assert buffer.generator is None
+
+
+def test_wrong_arguments_are_named_with_the_class_that_was_called() -> None:
+    make: Any = ReplayBuffer
+    with pytest.raises(TypeError, match=r"^ReplayBuffer.__init__\(\).* positional"):
+        make(10)
+    with pytest.raises(TypeError, match=r"^ReplayBuffer.__init__\(\).*'size'"):
+        make(size=10)
+
+
+@pytest.mark.parametrize("method", ["add", "extend"])
+def test_none_is_nothing_to_write(method: str) -> None:
+    buffer = tensor_buffer()
+    with pytest.raises(TypeError, match="the data is None"):
+        getattr(buffer, method)(None)
+
+
+def test_an_index_of_a_sample_is_one_of_the_storage_and_the_buffer_has_the_users_order() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=8)
+    buffer.extend(TensorDict({"n": torch.arange(12).view(3, 4)}, [3, 4]))
+    sample = buffer.sample()
+    time, column = sample["index"].unbind(-1)
+    assert buffer.storage[time, column]["n"].tolist() == sample["n"].tolist()
+    assert buffer[column, time]["n"].tolist() == sample["n"].tolist()
+
+
+@pytest.mark.parametrize("keep", [1.5, "1", True])
+def test_a_number_of_saves_to_keep_is_an_integer(keep: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"keep=.*give an integer"):
+        tensor_buffer().dumps(tmp_path, keep=keep)
+    assert list(tmp_path.iterdir()) == []

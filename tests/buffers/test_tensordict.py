@@ -313,3 +313,14 @@ def test_a_sampler_whose_user_wrote_another_sample_is_asked_for_that() -> None:
     sample = buffer.sample()
     assert (sample["n"].diff()[:2] == -1).all()
     assert sample["next", "truncated"].ravel().tolist() == [True, False, False] * 2
+
+
+def test_priorities_asked_for_that_cannot_be_taken_are_warned_of() -> None:
+    data = TensorDict({"td_error": torch.ones(3)}, [3])
+    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    with pytest.warns(UserWarning, match="a RandomSampler has no priorities"):
+        plain.extend(data, update_priority=True)
+    prioritized = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=Remembers(), priority_key="p")
+    with pytest.warns(UserWarning, match="the data has no entry 'p'"):
+        prioritized.extend(data, update_priority=True)
+    assert len(plain) == len(prioritized) == 3

@@ -62,25 +62,24 @@ class ComposedBuffer(Stateful):
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise TypeError("Give transform or transform_factory, not both.")
-        if dim_extend is not None and dim_extend < 0:
-            raise ValueError(
-                f"dim_extend={dim_extend}: give the dimension of the data that is time, 0 or more."
-            )
+        if dim_extend is not None:
+            dim_extend = parts.whole_number("dim_extend", dim_extend, 0)
+        ahead = 0 if prefetch is None else parts.whole_number("prefetch", prefetch, 0)
         self._batch_size = parts.batch_size_of(batch_size)
-        if prefetch and self._batch_size is None:
+        if ahead and self._batch_size is None:
             raise ValueError(f"prefetch={prefetch} needs a batch_size, so that batches can be drawn ahead.")
-        if prefetch and shared:
+        if ahead and shared:
             raise ValueError("prefetch draws ahead in one process and cannot be used with shared=True.")
         self._collate_fn = collate if collate_fn is None else collate_fn
         self._pin = parts.may_pin() if pin_memory else False
         self._given_dim_extend = dim_extend
         self._checkpointer = checkpointer
-        self._generator = generator
+        self._generator = parts.generator_of(generator)
         self._shared = bool(shared)
         self._compilable = bool(compilable)
         self._save_hooks: list[Callable[[Any], Any]] = []
         self._load_hooks: list[Callable[[Any], Any]] = []
-        self._prefetch = int(prefetch or 0)
+        self._prefetch = ahead
         self._start(BufferLock(bool(shared)))
         self._recipe: dict[str, Any] | None = {
             "storage": storage,
@@ -203,7 +202,20 @@ class ComposedBuffer(Stateful):
         return self._writer.write_count
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Exchange the storage and return the one there was."""
+        """Exchange the storage; batches drawn ahead are dropped.
+
+        Args:
+            storage: an instance or a callable that makes one.
+            collate_fn: another one for it; the one there is by default.
+
+        Returns:
+            The storage there was.
+
+        Raises:
+            TypeError: it is no storage.
+            ValueError: the sampler has no room for what it holds.
+            RuntimeError: the buffer is shared and the storage cannot be.
+        """
         with self._writing:
             new = parts.storage_of(storage)
             if self._shared:
@@ -217,7 +229,18 @@ class ComposedBuffer(Stateful):
             return old
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Exchange the sampler and return the one there was."""
+        """Exchange the sampler; batches drawn ahead are dropped.
+
+        Args:
+            sampler: an instance or a callable that makes one.
+
+        Returns:
+            The sampler there was.
+
+        Raises:
+            TypeError: it is no sampler.
+            ValueError: it needs a batch size and the buffer has none, or it has no room for what is stored.
+        """
         with self._writing:
             new = parts.sampler_of(sampler)
             self._check_drop_last(new)
@@ -228,14 +251,32 @@ class ComposedBuffer(Stateful):
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Exchange the writer and return the one there was."""
+        """Exchange the writer.
+
+        Args:
+            writer: an instance or a callable that makes one.
+
+        Returns:
+            The writer there was.
+
+        Raises:
+            TypeError: it is no writer.
+        """
         with self._writing:
             old, self._writer = self._writer, parts.writer_of(writer)
             self._join()
             return old
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Take every random draw from ``generator``; None is the global one."""
+        """Take every random draw from another source; batches drawn ahead are dropped.
+
+        Args:
+            generator: the source; None is the global one.
+
+        Raises:
+            TypeError: it is something else, such as a seed.
+        """
+        generator = parts.generator_of(generator)
         with self._writing:
             self._generator = generator
             self._sampler.generator = generator
@@ -250,11 +291,26 @@ class ComposedBuffer(Stateful):
 
         Returns:
             The buffer.
+
+        Raises:
+            TypeError: it cannot be called, or ``invert`` is asked of one without ``inv``.
         """
         return self.insert_transform(len(self.transform), transform, invert=invert)
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
-        """Add a transform before position ``index``; otherwise as :meth:`append_transform`."""
+        """Add a transform between the others. Batches drawn ahead are read once more, and go through it.
+
+        Args:
+            index: position before which it comes, as for ``list.insert``.
+            transform: a callable, an ``nn.Module`` or an object with ``inv``.
+            invert: use its ``inv`` on sampling and its forward on writing.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            TypeError: it cannot be called, or ``invert`` is asked of one without ``inv``.
+        """
         with self._writing:
             self._transform.insert(index, transform, invert=invert)
             if self._prefetcher is not None:
@@ -349,3 +405,7 @@ class ComposedBuffer(Stateful):
             shown["transform"] = self._transform
         lines = "".join(f"    {key}={value!r},\n" for key, value in shown.items())
         return f"{name}(\n{lines}    batch_size={self._batch_size},\n    items={len(self._storage)},\n)"
+
+
+# What Python says of wrong arguments names this, and those who call it know the class that they call.
+ComposedBuffer.__init__.__qualname__ = "ReplayBuffer.__init__"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any, cast
@@ -57,20 +58,40 @@ def chain_of(transform: Any) -> TransformChain:
 
 
 def batch_size_of(given: Any) -> int | None:
-    """A batch size, or None.
+    """A batch size, or None; see :func:`whole_number`."""
+    return None if given is None else whole_number("batch_size", given, 1)
+
+
+def whole_number(name: str, given: Any, least: int) -> int:
+    """An integer that was given: Python's, NumPy's or one in a tensor.
 
     Raises:
         TypeError: it is no integer.
-        ValueError: it is not positive.
+        ValueError: it is less than ``least``.
     """
-    if given is None:
-        return None
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise TypeError(f"batch_size={given!r} is a {type(given).__name__}; give an integer.")
-    size = given.__index__()
-    if size < 1:
-        raise ValueError(f"batch_size={size}: give 1 or more.")
-    return int(size)
+    number = None
+    if not isinstance(given, bool) and hasattr(given, "__index__"):
+        with contextlib.suppress(TypeError):  # a tensor has the method, whatever is in it
+            number = int(given.__index__())
+    if number is None:
+        raise TypeError(f"{name}={given!r} is a {type(given).__name__}; give an integer.")
+    if number < least:
+        raise ValueError(f"{name}={number}: give {least} or more.")
+    return number
+
+
+def generator_of(given: Any) -> torch.Generator | None:
+    """A source of random draws, or None.
+
+    Raises:
+        TypeError: it is something else, such as a seed.
+    """
+    if given is not None and not isinstance(given, torch.Generator):
+        raise TypeError(
+            f"generator={given!r} is a {type(given).__name__}; give a torch.Generator, such as "
+            "torch.Generator().manual_seed(0), or None for the global one."
+        )
+    return given
 
 
 def check_shareable(storage: Storage) -> None:

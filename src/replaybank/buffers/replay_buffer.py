@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.buffers import saving, view
 from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
-from replaybank.buffers.parts import draw_of
+from replaybank.buffers.parts import batch_size_of, draw_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.samplers.base import FromItems, completed
 
@@ -71,16 +71,24 @@ class ReplayBuffer(ComposedBuffer):
     # --- writing -------------------------------------------------------------------------------------------
 
     def add(self, data: Any) -> Any:
-        """Write one item: for an n-d storage one time step of all columns.
+        """Write one item: for an n-d storage one time step of all columns. O(bytes of it).
+
+        Args:
+            data: the item, without a batch dimension; for an n-d storage ``[*columns, ...]``.
 
         Returns:
             Where it went, as the writer gives it; an empty int64 tensor if a transform gave nothing to write.
+
+        Raises:
+            TypeError: ``data`` is None, or of dtypes that do not fit; nothing has been written.
+            ValueError: its keys or shapes do not fit what is stored; nothing has been written.
         """
         with self._writing:
             return self._add(data)[0]
 
     def _add(self, data: Any) -> tuple[Any, Any]:
         """Where an item went, and the item as it was written (None: it was not)."""
+        _refuse_none(data)
         if is_tensor_collection(data) and data.batch_dims > self._storage.ndim - 1:
             warnings.warn(
                 f"add() was given a TensorDict of batch size {list(data.batch_size)}, which becomes one item."
@@ -106,7 +114,13 @@ class ReplayBuffer(ComposedBuffer):
             update_priority: take priorities from the data; only buffers that have a ``priority_key`` can.
 
         Returns:
-            Where each item went: int64 ``[B]``, or ``[items, ndim]`` time-major for n-d storages.
+            Where each item went: int64 ``[B]``, or ``[items, ndim]`` time-major for n-d storages; empty if a
+            transform gave nothing to write.
+
+        Raises:
+            TypeError: ``data`` is None or no batch, its dtypes do not fit, or ``update_priority`` is set;
+                nothing has been written.
+            ValueError: its keys or shapes do not fit what is stored; nothing has been written.
 
         Complexity:
             O(B).
@@ -121,6 +135,7 @@ class ReplayBuffer(ComposedBuffer):
 
     def _extend(self, data: Any) -> tuple[Tensor, Any]:
         """Where items went, and the items as they were written (None: they were not)."""
+        _refuse_none(data)
         if len(self._transform):
             data = self._transform.inv(_as_batch(data))
         if data is None:
@@ -159,6 +174,10 @@ class ReplayBuffer(ComposedBuffer):
             priority: number or ``[B]``; with more dimensions, that of time is moved as in :meth:`extend`.
             generation: ``info["_generation"]`` where the sampler gives one: an item that has been overwritten
                 since keeps its own priority.
+
+        Raises:
+            IndexError: an index is out of range; nothing has been changed.
+            ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
         self._ready()
         if isinstance(index, tuple):
@@ -170,7 +189,11 @@ class ReplayBuffer(ComposedBuffer):
             self._sampler.update_priority(index, priority, storage=self._storage, **given)
 
     def mark_update(self, index: Any) -> None:
-        """Tell the sampler that items have changed."""
+        """Tell the sampler that items have changed: one that has priorities gives them that of new ones.
+
+        Args:
+            index: as for :meth:`update_priority`.
+        """
         self._ready()
         with self._lock.lock:
             self._sampler.mark_update(index, storage=self._storage)
@@ -187,6 +210,8 @@ class ReplayBuffer(ComposedBuffer):
 
         Raises:
             RuntimeError: nothing is stored, or there is no batch size.
+            TypeError: ``batch_size`` is no integer.
+            ValueError: ``batch_size`` is less than 1, or one that the sampler cannot give.
         """
         batch = self._next_batch(batch_size)
         return (batch.data, batch.info) if return_info else batch.data
@@ -195,6 +220,8 @@ class ReplayBuffer(ComposedBuffer):
         if self._recipe is not None:
             self._build()
         size = self._batch_size
+        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+            batch_size = batch_size_of(batch_size)
         if batch_size is not None and batch_size != size:
             if size is not None:
                 warnings.warn(
@@ -270,7 +297,25 @@ class ReplayBuffer(ComposedBuffer):
         return len(self._storage)
 
     def __getitem__(self, index: Any) -> Any:
-        """Read items, with the transforms of sampling: an index of items, or a key of the data."""
+        """Read items, as copies, with the transforms of sampling. O(bytes of them).
+
+        Items are numbered as they were given to :meth:`extend`: with an n-d storage ``[columns, T]``, time at
+        ``dim_extend``. Samplers and writers number them as they are stored, ``[T, columns]``: what they give,
+        ``info["index"]`` or the entry ``"index"`` of a sample, is for ``buffer.storage[...]`` and
+        :meth:`update_priority`.
+
+        Args:
+            index: int, slice, range, list, NumPy or torch integers, a bool mask, or a tuple of these, one a
+                dimension; or a key of the data, a string or a tuple of them.
+
+        Returns:
+            The items, which never share memory with what is stored, except an object out of a
+            :class:`ListStorage`; or the entry of all items.
+
+        Raises:
+            IndexError: out of range, or never written.
+            KeyError: there is no such entry.
+        """
         self._ready()
         if view.is_key(index):
             return self[:][index]
@@ -284,7 +329,17 @@ class ReplayBuffer(ComposedBuffer):
             return self._assemble(data, keep_batch=False)
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace items in their places: neither the cursor nor the length moves."""
+        """Replace items in their places: neither the cursor nor the length moves. O(bytes of them).
+
+        Args:
+            index: as for ``buffer[index]``, but no key.
+            data: the new items, whole.
+
+        Raises:
+            IndexError: out of range, or never written; nothing has been changed.
+            TypeError: the index is a key, or dtypes do not fit; nothing has been changed.
+            ValueError: keys or shapes do not fit; nothing has been changed.
+        """
         with self._writing:
             if view.is_key(index):
                 raise TypeError(
@@ -301,12 +356,19 @@ class ReplayBuffer(ComposedBuffer):
     def register_save_hook(self, hook: Callable[[Any], Any]) -> None:
         """Have ``hook`` change the storage's state on its way into a checkpoint.
 
-        It is given the state, a dict, and returns what is saved. Hooks are not saved themselves.
+        Hooks are called in the order of registration. They are not saved themselves.
+
+        Args:
+            hook: is given the state, a dict that it may change, and returns the one to be saved.
         """
         self._save_hooks.append(hook)
 
     def register_load_hook(self, hook: Callable[[Any], Any]) -> None:
-        """Have ``hook`` change the storage's state on its way out of a checkpoint."""
+        """Have ``hook`` change the storage's state on its way out of a checkpoint.
+
+        Args:
+            hook: is given what was saved, a dict that it may change, and returns the one to be loaded.
+        """
         self._load_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
@@ -373,6 +435,13 @@ class ReplayBuffer(ComposedBuffer):
     def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """The same as :meth:`loads`."""
         self.loads(path, allow_pickle=allow_pickle)
+
+
+def _refuse_none(data: Any) -> None:
+    if data is None:
+        raise TypeError(
+            "There is nothing to write: the data is None. Give an item to add, or items to extend."
+        )
 
 
 def _as_batch(data: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """A :class:`ReplayBuffer` of TensorDicts.
 
     A sample has an entry ``"index"`` (int64 ``[B]``, or ``[B, ndim]`` where the sampler gives one index a
-    dimension) and the sampler's own entries. Priorities are read from the data, on :meth:`extend` and
-    :meth:`update_tensordict_priority`.
+    dimension) and the sampler's own entries. It says where the items are in ``storage``, time first; with an
+    n-d storage ``buffer[...]`` numbers them otherwise, see :meth:`ReplayBuffer.__getitem__`. Priorities are
+    read from the data, on :meth:`extend` and :meth:`update_tensordict_priority`.
 
     Thread-safe as :class:`ReplayBuffer` is.
 
@@ -71,8 +73,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def add(self, data: Any) -> Any:
         """Write one TensorDict and its priority, if it has one; for an n-d storage one step of all columns.
 
+        Args:
+            data: the TensorDict; for an n-d storage ``[*columns]``.
+
         Returns:
             Where it went, as the writer gives it; an empty int64 tensor if a transform gave nothing to write.
+
+        Raises:
+            TypeError: ``data`` is no TensorDict, or of dtypes that do not fit; nothing has been written.
+            ValueError: its keys or shapes do not fit what is stored; nothing has been written.
         """
         with self._writing:
             index, written = self._add(_without_generation(data))
@@ -87,10 +96,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Args:
             data: a TensorDict ``[B]`` (n-d storage: ``[columns, T]`` with time at ``dim_extend``) or a list
                 of them.
-            update_priority: False leaves priorities in the data alone; by default they are taken over.
+            update_priority: False leaves priorities in the data alone; by default they are taken over where
+                there are any. True warns where that cannot be.
 
         Returns:
-            Where each item went: int64 ``[B]``, or ``[items, ndim]`` time-major for n-d storages.
+            Where each item went: int64 ``[B]``, or ``[items, ndim]`` time-major for n-d storages; empty if a
+            transform gave nothing to write.
+
+        Raises:
+            TypeError: ``data`` is no TensorDict, or of dtypes that do not fit; nothing has been written.
+            ValueError: its keys or shapes do not fit what is stored; nothing has been written.
 
         Complexity:
             O(B).
@@ -99,13 +114,25 @@ class TensorDictReplayBuffer(ReplayBuffer):
             data = collate(data)
         with self._writing:
             index, written = self._extend(_without_generation(data))
-            if written is not None and update_priority is not False and self._has_priorities(written):
+            if written is None or update_priority is False:
+                return index
+            if update_priority and not self._has_priorities(written):
+                self._warn_of_priorities()
+            if self._has_priorities(written):
                 priority = self._reduced(written.get(self._priority_key), self._storage.ndim)
                 self._sampler.update_priority(index, priority.reshape(-1), storage=self._storage)
             return index
 
     def __setitem__(self, index: Any, data: Any) -> None:
-        """Replace items in their places; their entry ``"index"`` is kept if ``data`` has none."""
+        """Replace items in their places; their entry ``"index"`` is kept if ``data`` has none.
+
+        Args:
+            index: as for ``buffer[index]``, but no key.
+            data: the new items, whole but for ``"index"``.
+
+        Raises:
+            IndexError, TypeError, ValueError: as for a :class:`ReplayBuffer`; nothing has been changed.
+        """
         with self._writing:
             indexed = (INDEX,) in self._storage.leaf_keys() and is_tensor_collection(data)
             if indexed and data.get(INDEX, None) is None:
@@ -182,6 +209,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and is_tensor_collection(data)
             and data.get(self._priority_key, None) is not None
         )
+
+    def _warn_of_priorities(self) -> None:
+        if _takes_priorities(self._sampler):
+            why = f"the data has no entry {self._priority_key!r}, the buffer's priority_key"
+        else:
+            why = f"a {type(self._sampler).__name__} has no priorities; use a PrioritizedSampler"
+        warnings.warn(f"extend(update_priority=True) changes no priority: {why}.", stacklevel=3)
 
     def _reduced(self, priority: Any, dims: int) -> Tensor:
         """Priorities with one number an item: what lies behind the first ``dims`` dimensions is reduced."""
