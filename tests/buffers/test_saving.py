@@ -23,7 +23,7 @@ from replaybank import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from replaybank.samplers import PrioritizedSampler
+from replaybank.samplers import ConsumingSampler, PrioritizedSampler, StalenessAwareSampler
 
 ODD: list[Any] = [None, True, -1, 2**40, 1.5, "x", [], {}, [1, 2], torch.zeros(2), (torch.zeros(1),)]
 
@@ -44,6 +44,10 @@ def slices() -> SliceSampler:
 
 def prioritized() -> PrioritizedSampler:
     return PrioritizedSampler(12, 0.7, 0.5)
+
+
+def consuming() -> ConsumingSampler:
+    return ConsumingSampler(max_times_sampled=9)
 
 
 class FailsToLoad(RandomSampler):
@@ -123,7 +127,11 @@ def changed(state: Any, at: tuple[Any, ...], value: Any) -> Any:
     return new
 
 
-@pytest.mark.parametrize("sampler", [RandomSampler, slices, SamplerWithoutReplacement], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler, slices, prioritized, SamplerWithoutReplacement, StalenessAwareSampler, consuming],
+    ids=str,
+)
 def test_a_hostile_state_is_refused_with_nothing_changed_or_can_be_used(sampler: Callable[[], Any]) -> None:
     saved = new(sampler, prefetch=2)
     saved.extend(steps(0, 10))

@@ -488,14 +488,28 @@ class PriorityTable:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state, and grow if it is of a larger table. O(N)."""
-        weights = state_dict["weights"]
+        """Take over a state, and grow if it is of a larger table. O(N).
+
+        Raises:
+            ValueError: the state is damaged; nothing has been changed.
+        """
+        weights, total = state_dict["weights"], state_dict["total"]
+        reals = [float(state_dict[name]) for name in ("alpha", "beta", "eps")]
+        largest = float(state_dict["largest"])
+        good = isinstance(weights, Tensor) and weights.dim() == 1 and weights.is_floating_point()
+        good = good and all(math.isfinite(value) and value >= 0 for value in reals)
+        good = good and math.isfinite(largest) and (largest >= 0 or largest == -1.0)
+        if not good or not (total is None or (type(total) is int and 0 <= total < 1 << 62)):
+            raise ValueError(
+                f"The state is that of no priorities: exponents and eps {reals}, largest priority {largest}, "
+                f"{total} rows seen. Load one that state_dict gave. Nothing has been changed."
+            )
         self.tree.grow(weights.numel())
         self.tree.set_leaves(weights)
         self._forget_storage()
-        seen = state_dict["total"] is not None
+        seen = total is not None
         self.number[EPOCH] = _LOADED if seen else _UNSEEN
-        self.number[TOTAL] = state_dict["total"] if seen else 0
+        self.number[TOTAL] = 0 if total is None else total
         self.number[KNOWN] = weights.numel() if seen else 0
         for which, name in ((ALPHA, "alpha"), (BETA, "beta"), (EPS, "eps"), (LARGEST, "largest")):
             self.real[which] = float(state_dict[name])

@@ -102,5 +102,8 @@ class PrioritizedSampler(PrioritySampler):
 
         The weights are those of the storage that is sampled next; what it was given since is new.
         """
+        stratified = state_dict["stratified"]
+        if not isinstance(stratified, bool):
+            raise ValueError(f"The state is damaged: stratified={stratified!r}. Nothing has been changed.")  # noqa: TRY004
         super().load_state_dict(state_dict)
-        self.stratified = state_dict["stratified"]
+        self.stratified = stratified

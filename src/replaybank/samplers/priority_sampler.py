@@ -209,8 +209,11 @@ class PrioritySampler(Sampler):
         The weights are those of the storage that is sampled next; what it was given since is new.
         """
         with self._lock:
+            reduction = state_dict["reduction"]
+            if reduction not in _REDUCTIONS:
+                raise ValueError(f"The state is damaged: reduction={reduction!r}. Nothing has been changed.")
             self._table.load_state_dict(state_dict)
-            self.reduction = state_dict["reduction"]
+            self.reduction = reduction
 
     def __repr__(self) -> str:
         return (

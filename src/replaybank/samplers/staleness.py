@@ -180,11 +180,20 @@ class StalenessAwareSampler(Sampler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state."""
-        self.max_staleness, self.decay = state_dict["max_staleness"], state_dict["decay"]
+        """Take over a state.
+
+        Raises:
+            ValueError: the state is damaged.
+        """
         stamps = state_dict["stamps"]
-        self._next, self._length = int(state_dict["next"]), int(state_dict["length"])
-        self._clock = int(state_dict["clock"])
+        at, length, clock = (int(state_dict[name]) for name in ("next", "length", "clock"))
+        good = all(0 <= number < 1 << 62 for number in (at, length, clock))
+        if stamps is not None:
+            good = good and stamps.dtype == torch.int64 and stamps.dim() == 1 and length <= stamps.numel()
+        if not good:
+            raise ValueError(f"The state is that of no ages: next={at}, length={length}, clock={clock}.")
+        self.max_staleness, self.decay = state_dict["max_staleness"], state_dict["decay"]
+        self._next, self._length, self._clock = at, length, clock
         self._stamps = None if stamps is None else stamps.detach().cpu().clone()
         self._follower.load_state_dict(state_dict["follower"])
 
