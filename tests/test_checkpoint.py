@@ -115,8 +115,8 @@ def test_tensordicts_come_back_with_their_batch_size_and_what_is_no_tensor(tmp_p
 
 
 def test_texts_that_differ_from_item_to_item_come_back(tmp_path: Path) -> None:
-    items = [TensorDict({"text": f"step {i}", "n": torch.tensor(i)}) for i in range(3)]
-    grid = torch.stack([torch.stack(items), torch.stack(items[::-1])], 1)
+    items: list[Any] = [TensorDict({"text": f"step {i}", "n": torch.tensor(i)}) for i in range(3)]
+    grid: Any = torch.stack([torch.stack(items), torch.stack(items[::-1])], 1)
     save(tmp_path, {"grid": grid})
     loaded = load(tmp_path)["grid"]
     assert loaded.batch_size == (3, 2)
