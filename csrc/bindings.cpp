@@ -260,7 +260,7 @@ void bind_trajectory_index(nb::module_& m) {
                                  i64 length, i64 min_length, i64 rows, i64 start, i64 count, Address flags,
                                  Address before, Address cut) {
         auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
-        tr::apply(index, rows, start, count, at<tr::u8>(flags), at<tr::u8>(before), at<tr::u8>(cut));
+        return tr::apply(index, rows, start, count, at<tr::u8>(flags), at<tr::u8>(before), at<tr::u8>(cut));
     }, nogil);
     m.def("trajectory_changes", [](Address values, i64 count, i64 columns, i64 bytes, Address after,
                                    Address flags) {
