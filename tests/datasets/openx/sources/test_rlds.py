@@ -551,3 +551,14 @@ def test_what_is_only_needed_for_datasets_is_imported_when_it_is_needed() -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "splits",
+    ["1.5", '"train"', "{}", "[1]", '[{"name": 3}]', '[{"name": "train", "shardLengths": [Infinity]}]'],
+)
+def test_splits_that_are_none_are_an_error_of_the_file(tmp_path: Path, splits: str) -> None:
+    (tmp_path / "dataset_info.json").write_text(f'{{"name": "toy", "splits": {splits}}}')
+    (tmp_path / "features.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"dataset_info\.json|no split"):
+        RLDSSource(tmp_path)
