@@ -125,8 +125,9 @@ class ReplayBuffer(ComposedBuffer):
         if self._dim_extend:
             data = time_to_front(data, self._dim_extend)
         index = self._writer.extend(data)
-        if index.numel():
-            self._sampler.extend(index)
+        kept = index if self._writer.keeps_all else index[index >= 0]
+        if kept.numel():
+            self._sampler.extend(kept)
         return index, data
 
     def _no_index(self) -> Tensor:

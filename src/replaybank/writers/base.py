@@ -20,7 +20,12 @@ class Writer(Stateful):
     on one storage agree; a writer itself keeps only where it began to count.
 
     Not thread-safe: the buffer's lock guards it.
+
+    Attributes:
+        keeps_all: every item is written; otherwise the index has -1 for those that are not.
     """
+
+    keeps_all = True
 
     def __init__(self) -> None:
         self._storage: Storage | None = None
