@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 from torch import Tensor
 
-from replaybank.storages import ListStorage, Storage
+from replaybank.storages import LazyStackStorage, ListStorage, Storage
 
 
 class Step(NamedTuple):
@@ -162,6 +162,8 @@ class Model:
 def read_ids(kind: DataKind, storage: Storage, index: Any) -> Tensor:
     """Ids of what the storage holds at ``index``."""
     data = storage.get(index)
+    if isinstance(storage, LazyStackStorage) and data.batch_size:
+        data = list(data.unbind(0))
     if isinstance(storage, ListStorage) and isinstance(data, list):
         return torch.stack([kind.ids(item) for item in data]) if data else torch.empty(0, dtype=torch.int64)
     return kind.ids(data)
