@@ -14,6 +14,7 @@
 
 #include "gather.hpp"
 #include "memory.hpp"
+#include "next_leaves.hpp"
 #include "tfrecord.hpp"
 #include "trajectory_index.hpp"
 
@@ -78,6 +79,37 @@ void bind_gather(nb::module_& m) {
 
 void bind_memory(nb::module_& m) {
     m.def("ask_large_pages", &replaybank::ask_large_pages, "address"_a, "bytes"_a);
+}
+
+// --- next_leaves.hpp ------------------------------------------------------------------------------------
+
+// What Python holds: two plans, and a state of header, places and stack (addresses and sizes).
+using NextArgs = std::vector<Count>;
+
+replaybank::NextLeaves next_of(const NextArgs& args) {
+    const auto address = [&args](std::size_t i) { return static_cast<Address>(args[i]); };
+    return {leaves_at(address(0)), leaves_at(address(1)), args[2], at<std::int32_t>(address(3)), args[4], args[5],
+            {at<Count>(address(6)), at<std::int32_t>(address(7)), args[8]}};
+}
+
+void bind_next_leaves(nb::module_& m) {
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    m.def("next_compare", [](const NextArgs& next, Count start, Count count, const Addresses& sources,
+                             const Addresses& made, Address derived) {
+        replaybank::next_compare(next_of(next), start, count, sources.data(), made.data(),
+                                 at<std::uint8_t>(derived));
+    }, Released());
+    m.def("next_release", [](const NextArgs& next, Address index, Count count) {
+        return replaybank::next_release(next_of(next), index_at(index), count);
+    }, Released());
+    m.def("next_settle", [](const NextArgs& next, Address index, Count count, const Addresses& made, Address derived) {
+        return replaybank::next_settle(next_of(next), index_at(index), count, made.data(),
+                                       at<const std::uint8_t>(derived));
+    }, Released());
+    m.def("next_gather", [](const NextArgs& next, Count valid, Address index, Count count, const Addresses& batches,
+                            Count threads) {
+        return replaybank::next_gather(next_of(next), valid, index_at(index), count, batches.data(), threads);
+    }, Released());
 }
 
 // --- tfrecord.hpp ---------------------------------------------------------------------------------------
@@ -209,6 +241,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
     bind_gather(m);
     bind_memory(m);
+    bind_next_leaves(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);
 }

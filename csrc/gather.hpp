@@ -184,13 +184,12 @@ void copy_items(const Leaf* leaves, const Leaf* end, Items items, std::int64_t f
     }
 }
 
-template <class Direction, class Items>
-void share_out(const Leaf* leaves, std::int64_t leaf_count, Items items, std::int64_t count,
-               const std::uintptr_t* batches, std::int64_t threads) {
+// part(first, last) for all of [0, count), shared out over threads; the caller's thread takes the last part.
+template <class Part>
+void in_parts(std::int64_t count, std::int64_t threads, const Part& part) {
     if (threads > count) threads = count;
-    const Leaf* end = leaves + leaf_count;
     if (threads <= 1) {
-        copy_items<Direction>(leaves, end, items, 0, count, batches);
+        part(0, count);
         return;
     }
     std::vector<std::thread> helpers;
@@ -198,14 +197,23 @@ void share_out(const Leaf* leaves, std::int64_t leaf_count, Items items, std::in
     for (std::int64_t t = 0; t + 1 < threads; ++t) {
         const std::int64_t last = count * (t + 1) / threads;
         try {
-            helpers.emplace_back([=] { copy_items<Direction>(leaves, end, items, first, last, batches); });
+            helpers.emplace_back([&part, first, last] { part(first, last); });
         } catch (...) {  // no thread (or no memory for it) to be had: the caller does this part as well
             break;
         }
         first = last;
     }
-    copy_items<Direction>(leaves, end, items, first, count, batches);
+    part(first, count);
     for (std::thread& helper : helpers) helper.join();
+}
+
+template <class Direction, class Items>
+void share_out(const Leaf* leaves, std::int64_t leaf_count, Items items, std::int64_t count,
+               const std::uintptr_t* batches, std::int64_t threads) {
+    const Leaf* end = leaves + leaf_count;
+    in_parts(count, threads, [=](std::int64_t first, std::int64_t last) {
+        copy_items<Direction>(leaves, end, items, first, last, batches);
+    });
 }
 
 inline std::int64_t first_bad(const std::int64_t* index, std::int64_t count, std::int64_t n) {

@@ -94,6 +94,28 @@ def _ids_of_frame(data: Any) -> Tensor:
     return _read(data.number, (data.flag, _flag(data.number)))
 
 
+def _next_ids(ids: Tensor) -> Tensor:
+    """What follows: the next number, but for every fifth, where something ends."""
+    return torch.where(ids % 5 == 4, -ids, ids + 1)
+
+
+def _transitions(ids: Tensor) -> Any:
+    after = TensorDict({"observation": _vector(_next_ids(ids)), "flag": _flag(ids)}, ids.shape)
+    return TensorDict({"observation": _vector(ids), "next": after, "number": ids.clone()}, ids.shape)
+
+
+TRANSITIONS = DataKind(
+    "transitions",
+    _transitions,
+    lambda data: _read(
+        data["number"],
+        (data["observation"], _vector(data["number"])),
+        (data["next", "observation"], _vector(_next_ids(data["number"]))),
+        (data["next", "flag"], _flag(data["number"])),
+    ),
+)
+"""For storages that make one observation from another."""
+
 KINDS = [
     DataKind("tensor", lambda ids: ids.clone(), lambda data: _read(data)),
     DataKind(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts import KINDS, DataKind, Model, check_state, check_storage, items_for, read_ids
+from contracts import KINDS, TRANSITIONS, DataKind, Model, check_state, check_storage, items_for, read_ids
 from replaybank.storages import (
     CompressedListStorage,
     LazyMemmapStorage,
@@ -49,6 +49,15 @@ FACTORIES: dict[str, Factory] = {
     "shared": lambda rows, columns, kind: LazyTensorStorage(
         _size(rows, columns), ndim=1 + len(columns), shared_init=True
     ),
+    "derived": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
+    ),
+    "derived-shared": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), next_observation="derive", shared_init=True
+    ),
+    "derived-memmap": lambda rows, columns, kind: LazyMemmapStorage(
+        _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
+    ),
     "memmap": lambda rows, columns, kind: LazyMemmapStorage(_size(rows, columns), ndim=1 + len(columns)),
 }
 
@@ -57,12 +66,13 @@ LISTS = ("list", "stack", "compressed")
 CASES = [
     pytest.param(name, kind, columns, id=f"{name}-{kind}-{len(columns) + 1}d")
     for name in FACTORIES
-    for kind in KINDS
+    for kind in (*KINDS, TRANSITIONS)
     for columns in COLUMNS
     if not (name in LISTS and columns)
+    if (kind is TRANSITIONS) == name.startswith("derived")
     if not (name == "stack" and kind.name not in ("tensordict", "tensorclass"))
     # Sharing and files change where the bytes lie, not what the data is: one kind with both will do.
-    if name in (*LISTS, "given", "lazy") or kind.name == "tensordict"
+    if name in (*LISTS, "given", "lazy") or kind is TRANSITIONS or kind.name == "tensordict"
 ]
 
 
