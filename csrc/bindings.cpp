@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "blocks.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -109,6 +110,30 @@ void bind_next_leaves(nb::module_& m) {
     m.def("next_gather", [](const NextArgs& next, Count valid, Address index, Count count, const Addresses& batches,
                             Count threads) {
         return replaybank::next_gather(next_of(next), valid, index_at(index), count, batches.data(), threads);
+    }, Released());
+}
+
+// --- blocks.hpp -----------------------------------------------------------------------------------------
+
+void bind_blocks(nb::module_& m) {
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    const auto blocks_of = [](const Addresses& chunks, Count chunk_blocks, Address header) {
+        return replaybank::Blocks{chunks.data(), chunk_blocks, size_of(chunks) * chunk_blocks, at<Count>(header)};
+    };
+    m.attr("BLOCK_BYTES") = replaybank::Blocks::kBlock;
+    m.attr("BLOCK_PAYLOAD") = replaybank::Blocks::kPayload;
+    m.def("blocks_write", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header,
+                                      const nb::bytes& from) {
+        return replaybank::blocks_write(blocks_of(chunks, chunk_blocks, header),
+                                        static_cast<const char*>(from.data()), static_cast<Count>(from.size()));
+    });
+    m.def("blocks_free", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header, Count first,
+                                     Count bytes) {
+        replaybank::blocks_free(blocks_of(chunks, chunk_blocks, header), first, bytes);
+    });
+    m.def("blocks_read", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header, Count first,
+                                     Count bytes, Address to) {
+        return replaybank::blocks_read(blocks_of(chunks, chunk_blocks, header), first, bytes, at<char>(to));
     }, Released());
 }
 
@@ -241,6 +266,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
     bind_gather(m);
     bind_memory(m);
+    bind_blocks(m);
     bind_next_leaves(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);

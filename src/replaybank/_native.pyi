@@ -19,6 +19,17 @@ def flatten_index(indices: list[int], sizes: list[int], count: int, out: int) ->
 
 def ask_large_pages(address: int, bytes: int) -> int: ...
 
+# --- csrc/blocks.hpp ---
+
+BLOCK_BYTES: int
+BLOCK_PAYLOAD: int
+
+def blocks_write(chunks: list[int], chunk_blocks: int, header: int, content: bytes, /) -> int: ...
+def blocks_free(chunks: list[int], chunk_blocks: int, header: int, first: int, bytes: int, /) -> None: ...
+def blocks_read(
+    chunks: list[int], chunk_blocks: int, header: int, first: int, bytes: int, to: int, /
+) -> bool: ...
+
 # --- csrc/next_leaves.hpp: `next` is [sources, aside, leaf_count, place, n, width, header, freed, capacity]
 
 def next_compare(

@@ -13,9 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts import KINDS, TRANSITIONS, DataKind, Model, check_state, check_storage, items_for, read_ids
+from contracts import (
+    IMAGES,
+    KINDS,
+    TRANSITIONS,
+    DataKind,
+    Model,
+    check_state,
+    check_storage,
+    items_for,
+    read_ids,
+)
 from replaybank.storages import (
     CompressedListStorage,
+    EncodedFrames,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -40,6 +51,11 @@ def _size(rows: int, columns: tuple[int, ...]) -> int:
     return rows * torch.Size(columns).numel()
 
 
+AS_PNG: dict[Any, EncodedFrames] = {
+    "last": EncodedFrames("png"),
+    ("in", "first"): EncodedFrames("png", channels_first=True),
+}
+
 FACTORIES: dict[str, Factory] = {
     "list": lambda rows, columns, kind: ListStorage(rows),
     "stack": lambda rows, columns, kind: LazyStackStorage(rows),
@@ -58,6 +74,15 @@ FACTORIES: dict[str, Factory] = {
     "derived-memmap": lambda rows, columns, kind: LazyMemmapStorage(
         _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
     ),
+    "images": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
+    ),
+    "images-shared": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG, shared_init=True
+    ),
+    "images-memmap": lambda rows, columns, kind: LazyMemmapStorage(
+        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
+    ),
     "memmap": lambda rows, columns, kind: LazyMemmapStorage(_size(rows, columns), ndim=1 + len(columns)),
 }
 
@@ -66,13 +91,14 @@ LISTS = ("list", "stack", "compressed")
 CASES = [
     pytest.param(name, kind, columns, id=f"{name}-{kind}-{len(columns) + 1}d")
     for name in FACTORIES
-    for kind in (*KINDS, TRANSITIONS)
+    for kind in (*KINDS, TRANSITIONS, IMAGES)
     for columns in COLUMNS
     if not (name in LISTS and columns)
     if (kind is TRANSITIONS) == name.startswith("derived")
+    if (kind is IMAGES) == name.startswith("images")
     if not (name == "stack" and kind.name not in ("tensordict", "tensorclass"))
     # Sharing and files change where the bytes lie, not what the data is: one kind with both will do.
-    if name in (*LISTS, "given", "lazy") or kind is TRANSITIONS or kind.name == "tensordict"
+    if name in (*LISTS, "given", "lazy") or kind in (TRANSITIONS, IMAGES) or kind.name == "tensordict"
 ]
 
 

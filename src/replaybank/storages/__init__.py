@@ -2,6 +2,7 @@
 
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.compressed import CompressedListStorage
+from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.lazy_stack import LazyStackStorage
 from replaybank.storages.list import ListStorage
 from replaybank.storages.memmap import LazyMemmapStorage
@@ -11,6 +12,7 @@ from replaybank.storages.write_log import LogChanges, LogMark, WriteLog
 __all__ = [
     "Batch",
     "CompressedListStorage",
+    "EncodedFrames",
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",

@@ -6,12 +6,14 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.layout import LeafSpec
 from replaybank.storages.scratch import FileArena, ScratchFolder
 from replaybank.storages.table import Table
@@ -44,6 +46,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             :class:`~replaybank.storages.scratch.ScratchFolder`). In a given folder the maker removes its own
             files.
         next_observation: see :class:`LazyTensorStorage`.
+        encoded: see :class:`LazyTensorStorage`.
 
     Raises:
         ValueError: another device than the CPU.
@@ -68,6 +71,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         shared_init: bool = False,
         auto_cleanup: bool | None = None,
         next_observation: str | None = None,
+        encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
         if torch.device("cpu" if device == "auto" else device).type != "cpu":
             raise ValueError(
@@ -75,7 +79,12 @@ class LazyMemmapStorage(LazyTensorStorage):
                 "and move batches, or LazyTensorStorage(device=...)."
             )
         super().__init__(
-            max_size, device="cpu", ndim=ndim, shared_init=shared_init, next_observation=next_observation
+            max_size,
+            device="cpu",
+            ndim=ndim,
+            shared_init=shared_init,
+            next_observation=next_observation,
+            encoded=encoded,
         )
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
         self.existsok = existsok
@@ -103,6 +112,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         description: dict[str, Any] = {"layout": layout.to_json(), "dims": list(dims)}
         if self.next_observation is not None:
             description["next_observation"] = self.next_observation
+        if self.encoded:
+            description["encoded"] = [[list(key), asdict(how)] for key, how in self.encoded.items()]
         try:
             self._describe(folder / _LAYOUT_FILE, description, arena)
             table = self._table_in(arena, specs, layout, dims, device, fresh=True)

@@ -128,7 +128,7 @@ class NextTable:
         made = [layout.leaves[number] for number, _ in links_of(layout.leaves)]
         aside = _slots_of(made, slots, arena)
         state = arena.take("next", _HEADER_BYTES + 8 * items, zero=True)
-        if fresh:
+        if fresh and not grows:
             state.zero_()  # files that are used again may hold anything
         return cls(layout, main, aside, state, arena)
 

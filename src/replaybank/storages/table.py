@@ -11,6 +11,7 @@ from torch import Tensor
 from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
+from replaybank.storages.frames import decoded_again
 from replaybank.storages.layout import LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
 
@@ -359,6 +360,8 @@ def whole(
     leaves = list(data)
     if "next" in state:
         made_again(leaves, state["next"], dims, items)
+    if "frames" in state:
+        decoded_again(leaves, state["frames"], dims)
     found = [leaf for leaf in leaves if leaf is not None]
     if len(found) < len(leaves):
         raise ValueError("The state is damaged: it lacks leaves.")

@@ -12,6 +12,8 @@ from torch import Tensor
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, check_log, resize_log
 from replaybank.storages.capacity import check_memory
+from replaybank.storages.encoded import EncodedTable, check_encoded
+from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.next_table import NextTable, links_of
@@ -212,7 +214,7 @@ class TensorStorage(Storage):
         state: dict[str, Any] = {"initialized": self.initialized, "log": self.log.state_dict()}
         if self.initialized:
             table, structure = self._parts()
-            state["columns"] = list(self.columns)
+            state["columns"], state["length"] = list(self.columns), self.log.length
             specs = table.layout.leaves
             state["leaves"] = RowLayout(specs, [None] * len(specs), 0).to_json()["leaves"]
             state["structure"] = structure.to_json()
@@ -249,7 +251,7 @@ class TensorStorage(Storage):
             raise ValueError(
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
-        length = next(int(leaf.shape[0]) for leaf in data if leaf is not None)
+        length = int(state_dict["length"]) if "length" in state_dict else len(data[0])  # type: ignore[arg-type]
         check_log(state_dict["log"], length)
         mine = {numbers[key]: number for number, key in enumerate(structure.keys)}
         table.load(
@@ -285,6 +287,7 @@ class LazyTensorStorage(TensorStorage):
             the next step when it is read. Where they differ, at the ends of episodes and at the newest step,
             it is kept aside; the data that is read is bit by bit what was written. Halves the memory of
             frames. CPU only.
+        encoded: entries that are images and are kept as JPEG or PNG bytes, by key. CPU only.
 
     Raises:
         MemoryError: at the first write: more is asked for than there is.
@@ -307,9 +310,10 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         shared_init: bool = False,
         next_observation: str | None = None,
+        encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
         _check_ndim(ndim)
-        _check_next(next_observation, device)
+        _check_next(next_observation)
         if max_size < 1:
             raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
         # A byte a row is what the log takes; the items are known, and checked, at the first write.
@@ -321,6 +325,11 @@ class LazyTensorStorage(TensorStorage):
         self._table = None
         self.shared_init = shared_init
         self.next_observation = next_observation
+        self.encoded: dict[Key, EncodedFrames] = {
+            (key,) if isinstance(key, str) else tuple(key): frames for key, frames in (encoded or {}).items()
+        }
+        if where is not None:
+            self._check_device(where)
         if shared_init and where is not None and where.type != "cpu":
             raise ValueError(f"shared_init is for the CPU's memory, not for device={device!r}.")
 
@@ -352,8 +361,7 @@ class LazyTensorStorage(TensorStorage):
         if width == 0:
             raise ValueError(f"The data has no items in a row: its columns are {columns}.")
         rows = -(-self._wanted // width)
-        if self.next_observation is not None and device.type != "cpu":
-            raise ValueError(_NEXT_ON_CPU.format(device))
+        self._check_device(device)
         table = self._allocate(specs, (rows, *columns), device)
         if rows != self.log.rows:
             resize_log(self.log, rows)
@@ -362,12 +370,21 @@ class LazyTensorStorage(TensorStorage):
         self.columns, self.device = columns, device
         self._structure, self._table = structure, table
 
+    def _check_device(self, device: torch.device) -> None:
+        if device.type != "cpu" and (self.next_observation is not None or self.encoded):
+            what = "next_observation='derive'" if self.next_observation is not None else "encoded="
+            raise ValueError(
+                f"{what} is for the CPU's memory, got device={device}: move the batches instead."
+            )
+
     def _allocate(self, specs: list[LeafSpec], dims: tuple[int, ...], device: torch.device) -> Table:
         arena: Arena = SharedArena() if self.shared_init else MemoryArena(device)
         return self._table_in(arena, specs, self._plan(specs, device), dims, device, fresh=True)
 
     def _plan(self, specs: list[LeafSpec], device: torch.device) -> RowLayout:
-        """Where the leaves are to lie that are stored."""
+        """Where the leaves are to lie that are stored as they are."""
+        check_encoded(specs, self.encoded)
+        specs = [spec for spec in specs if spec.key not in self.encoded]
         if self.next_observation is not None:
             made = {number for number, _ in links_of(specs)}
             specs = [spec for number, spec in enumerate(specs) if number not in made]
@@ -385,12 +402,17 @@ class LazyTensorStorage(TensorStorage):
         fresh: bool,
     ) -> Table:
         """The table for leaves, in buffers of an arena; ``fresh``: without items."""
+        grows = isinstance(arena, MemoryArena)
+        plain = [spec for spec in specs if spec.key not in self.encoded]
         if self.next_observation is None:
-            return LeafTable.allocate(stored, dims, arena, device)
-        whole = RowLayout(specs, [None] * len(specs), 0)
-        return NextTable.allocate(
-            whole, stored, dims, arena, grows=isinstance(arena, MemoryArena), fresh=fresh
-        )
+            table: Table = LeafTable.allocate(stored, dims, arena, device)
+        else:
+            layout = RowLayout(plain, [None] * len(plain), 0)
+            table = NextTable.allocate(layout, stored, dims, arena, grows=grows, fresh=fresh)
+        if self.encoded:
+            layout = RowLayout(specs, [None] * len(specs), 0)
+            table = EncodedTable.allocate(layout, table, self.encoded, arena, grows=grows, fresh=fresh)
+        return table
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
         mine = -(-self._wanted // max(torch.Size(columns).numel(), 1))
@@ -414,16 +436,9 @@ CHECKED_COPY_BYTES = 1 << 26
 _STORABLE = frozenset(DTYPES.values())
 
 
-_NEXT_ON_CPU = (
-    "next_observation='derive' keeps observations in the CPU's memory, got device={}: move batches instead."
-)
-
-
-def _check_next(next_observation: str | None, device: torch.device | str) -> None:
+def _check_next(next_observation: str | None) -> None:
     if next_observation not in (None, "derive"):
         raise ValueError(f"next_observation={next_observation!r}: give 'derive', or None to store it.")
-    if next_observation is not None and device != "auto" and torch.device(device).type != "cpu":
-        raise ValueError(_NEXT_ON_CPU.format(device))
 
 
 def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
@@ -432,6 +447,8 @@ def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str
     if "next" in state:
         links = [[numbers[number], numbers[source]] for number, source in state["next"]["links"]]
         out["next"] = {**state["next"], "links": links}
+    if "frames" in state:
+        out["frames"] = [{**entry, "leaf": numbers[entry["leaf"]]} for entry in state["frames"]]
     return out
 
 
