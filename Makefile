@@ -8,7 +8,7 @@ SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml requirements-dev.txt
 # Threads that spin while they wait ruin each other on shared cores: training is three times as fast without.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test lint docs check clean
+.PHONY: demo test docs sanitize clean
 
 demo: $(STAMP)
 	$(BIN)/replaybank demo
@@ -17,13 +17,17 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	TD_CHECK_INVARIANTS=1 $(BIN)/pytest
 	$(MAKE) docs
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/sphinx-build -W --keep-going -q -b doctest docs docs/_build/doctest
+
+# The native core's tests under the address and undefined-behaviour sanitizers (gcc); some minutes.
+sanitize: $(STAMP)
+	tests/sanitize.sh
 
 $(STAMP): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

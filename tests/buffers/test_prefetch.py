@@ -73,6 +73,34 @@ def test_a_pass_ends_with_the_batch_that_ends_it() -> None:
     buffer.close()
 
 
+class Noting(InOrder):
+    """Notes what is set."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+        super().__init__()
+
+    @property
+    def ran_out(self) -> bool:
+        return self._ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self.told.append(value)
+        self._ran_out = value
+
+
+def test_a_sampler_is_reset_once_a_pass() -> None:
+    # An ensemble forgets at a reset which parts ran out: one in the middle of a pass would make it longer.
+    sampler = Noting()
+    buffer = new(3, sampler=sampler)
+    for _ in range(3):
+        assert len(list(buffer)) == 13
+    buffer.sample()
+    buffer.close()
+    assert sampler.told == [False, True] * 3
+
+
 def test_an_error_reaches_the_caller_at_its_batch_and_drawing_goes_on_behind_it() -> None:
     calls: list[int] = []
 

@@ -247,3 +247,20 @@ def test_a_shared_log_shows_what_another_process_wrote() -> None:
 def test_a_log_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="rows=0"):
         WriteLog(0)
+
+
+def test_the_changes_of_an_epoch_are_those_since_it_began() -> None:
+    log = WriteLog(6)
+    assert log.changes(log.epoch_mark()).runs == []
+    log.append(0, 3)
+    assert log.changes(log.epoch_mark()).runs == [(0, 3)]
+    log.load_state_dict(log.state_dict())
+    assert log.changes(log.epoch_mark()).runs == []
+    log.append(3, 2)
+    log.touch(torch.tensor([1]))
+    changes = log.changes(log.epoch_mark())
+    assert (changes.appended, changes.touched) == ([(3, 2)], [(1, 1)])
+    log.clear()
+    assert log.changes(log.epoch_mark()).runs == []
+    log.append(0, 1)
+    assert log.changes(log.epoch_mark()).runs == [(0, 1)]

@@ -87,7 +87,10 @@ class Prefetcher:
             buffer = self._buffer()
             if buffer is not None:
                 with buffer._lock.lock:
-                    buffer._sampler.ran_out = self._told = ran_out
+                    self._told = ran_out
+                    # Setting it may make an ensemble forget which parts ran out in what was drawn ahead.
+                    if buffer._sampler.ran_out != ran_out:
+                        buffer._sampler.ran_out = ran_out
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():

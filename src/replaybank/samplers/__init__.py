@@ -1,7 +1,22 @@
 """Samplers: which items are read."""
 
 from replaybank.samplers.base import SampledStorage, Sampler
+from replaybank.samplers.consuming import ConsumingSampler
+from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
+from replaybank.samplers.staleness import StalenessAwareSampler
+from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
-__all__ = ["RandomSampler", "SampledStorage", "Sampler", "SliceSampler"]
+__all__ = [
+    "ConsumingSampler",
+    "RandomSampler",
+    "SampledStorage",
+    "Sampler",
+    "SamplerEnsemble",
+    "SamplerWithoutReplacement",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
+]

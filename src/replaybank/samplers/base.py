@@ -106,6 +106,11 @@ class Sampler(Stateful):
     def ran_out(self, value: bool) -> None:
         """The buffer's iterator resets it; nothing to reset here."""
 
+    @property
+    def exhaustible(self) -> bool:
+        """Whether sampling goes in passes: whether :attr:`ran_out` is ever True."""
+        return type(self).ran_out is not Sampler.ran_out
+
     def empty(self) -> None:
         """Forget everything: the buffer was emptied."""
 

@@ -7,14 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.errors import MissingKeyError
-from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
-from replaybank.storages.write_log import LogMark, WriteLog
-from replaybank.trajectories.index import TrajectoryIndex
-from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal, Key
-
-_END_KEY = ("next", "done")
-_TRAJ_KEY = "episode"
+from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, refuse_empty
+from replaybank.samplers.slicing import Slicing, check_sizes, none_long_enough, pair_of, reach_of, shape_of
 
 
 class SliceSampler(Sampler):
@@ -83,25 +77,12 @@ class SliceSampler(Sampler):
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: torch.device | bool = False,
     ) -> None:
-        if (num_slices is None) == (slice_len is None):
-            raise TypeError(
-                f"Give exactly one of num_slices and slice_len, got num_slices={num_slices}, "
-                f"slice_len={slice_len}."
-            )
-        for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: give at least 1.")
-        if ends is not None and trajectories is not None:
-            raise RuntimeError("Give ends or trajectories, not both: either says where trajectories end.")
-        if (ends is not None or trajectories is not None) and not (end_key is traj_key is None):
-            raise RuntimeError(
-                f"ends and trajectories take the place of keys, got end_key={end_key!r} and "
-                f"traj_key={traj_key!r}: give the one or the other."
-            )
+        check_sizes(num_slices, slice_len)
+        self._slicing = Slicing(end_key, traj_key, ends, trajectories)
         self.num_slices = num_slices
         self.slice_len = slice_len
-        self.end_key: InfoKey = _END_KEY if end_key is None else end_key
-        self.traj_key: InfoKey = _TRAJ_KEY if traj_key is None else traj_key
+        self.end_key = self._slicing.end_key
+        self.traj_key = self._slicing.traj_key
         self.ends = ends
         self.trajectories = trajectories
         self.cache_values = cache_values
@@ -109,18 +90,9 @@ class SliceSampler(Sampler):
         self.strict_length = strict_length
         self.compile = compile
         self.use_gpu = use_gpu
-        self.span = _pair(span)
+        self.span = pair_of(span)
         if slice_len is not None:
-            _reach(self.span, slice_len)
-        self._signals = _candidates(end_key, traj_key)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._index: TrajectoryIndex | None = None
-        # The storage's keys, and the log and its state for which they and the index's signal were looked up.
-        self._keys: list[Key] = []
-        self._log: WriteLog | None = None
-        self._mark: LogMark | None = None
+            reach_of(self.span, slice_len)
 
     def sample(
         self, storage: SampledStorage, batch_size: int
@@ -143,195 +115,19 @@ class SliceSampler(Sampler):
             ValueError: a ``span`` is not below the length of slices.
         """
         refuse_empty(storage)
-        count, slice_len = self._shape_of(batch_size)
-        left, right = _reach(self.span, slice_len)
-        index = self._index_of(storage)
+        count, slice_len = shape_of(batch_size, self.num_slices, self.slice_len)
+        left, right = reach_of(self.span, slice_len)
+        index = self._slicing.index_of(storage)
         index.sync(storage, slice_len if self.strict_length else 1)
         slices = index.draw(count, slice_len, left=left, right=right, generator=self.generator)
         if slices.total == 0 < count:
-            shortest, longest = index.length_range()
-            raise RuntimeError(
-                f"No trajectory is long enough: slices of {slice_len} steps were asked for, and the "
-                f"{index.n_trajectories} stored trajectories have {shortest} to {longest} steps. Ask for "
-                "shorter slices, or pass strict_length=False."
-            )
-        time, column, ends = index.expand(slices)
-        where: tuple[Tensor, ...] = (time,)
-        if storage.ndim > 1:
-            if column is None:
-                column = torch.zeros_like(time)
-            where = (time, *unravel_columns(column, storage.columns))
-        return where, self._info(storage, where, ends)
-
-    def _shape_of(self, batch_size: int) -> tuple[int, int]:
-        """Number of slices and steps in each."""
-        name, divisor = ("num_slices", self.num_slices) if self.num_slices else ("slice_len", self.slice_len)
-        assert divisor is not None  # the constructor saw to it
-        if batch_size % divisor or batch_size < divisor:
-            raise RuntimeError(
-                f"A batch of {batch_size} steps cannot be made of whole slices with {name}={divisor}: "
-                f"give a multiple of {divisor}."
-            )
-        other = batch_size // divisor
-        return (divisor, other) if self.num_slices else (other, divisor)
-
-    # ---- where trajectories end
-
-    def _index_of(self, storage: SampledStorage) -> TrajectoryIndex:
-        """The index for this storage, made anew if its keys call for another signal."""
-        log = storage.log
-        mark = log.mark()
-        if self._index is not None and mark == self._mark and log is self._log:
-            return self._index
-        static = self.ends is not None or self.trajectories is not None
-        try:
-            # A write may bring a new key, which may be the one that counts.
-            keys = storage.leaf_keys()
-        except (AttributeError, NotImplementedError, TypeError) as error:
-            if not static:
-                raise _no_tensordict(storage) from error
-            keys = []
-        if static:
-            self._index = self._static_index(storage)
-        else:
-            signal = self._signal_for(storage, keys)
-            if self._index is None or self._index.signal != signal:
-                self._index = TrajectoryIndex(signal)
-        self._keys, self._log, self._mark = keys, log, mark
-        return self._index
-
-    def _signal_for(self, storage: SampledStorage, keys: list[Key]) -> EndSignal:
-        for signal in self._signals:
-            if signal.key in keys:
-                return signal
-        if not any(keys):
-            raise _no_tensordict(storage)
-        asked = " or ".join(str(_name(signal.key)) for signal in self._signals)
-        raise MissingKeyError(
-            f"The storage does not say where trajectories end: there is no {asked}; its keys are "
-            f"{', '.join(str(_name(key)) for key in sorted(keys))}. Name one of them with end_key (a bool) "
-            "or traj_key (an identity), or give ends or trajectories."
-        )
-
-    def _static_index(self, storage: SampledStorage) -> TrajectoryIndex:
-        given = self.ends if self.ends is not None else self.trajectories
-        assert given is not None
-        name = "ends" if self.ends is not None else "trajectories"
-        shape = storage.shape
-        if given.dim() > len(shape) + (given.shape[-1] == 1):
-            raise RuntimeError(
-                f"Expected the end-of-trajectory signal to be {len(shape)}-dimensional as the storage is, "
-                f"got {name} with {given.dim()} dimensions."
-            )
-        if given.shape != shape and given.shape != (*shape, 1):
-            raise RuntimeError(
-                f"{name} of shape {tuple(given.shape)} were given for a storage that holds {tuple(shape)} "
-                "steps: they must describe every stored step."
-            )
-        if self._index is not None and self._index.length == shape[0]:
-            return self._index
-        values = given.detach().cpu().reshape(shape[0], -1)
-        if self.ends is not None:
-            return TrajectoryIndex.of_flags(values != 0 if values.dtype != torch.bool else values)
-        return TrajectoryIndex.of_flags(values != values.roll(-1, 0))
-
-    # ---- what goes into the sample
-
-    def _info(self, storage: SampledStorage, where: tuple[Tensor, ...], ends: Tensor) -> dict[InfoKey, Any]:
-        key = self.truncated_key
-        if key is None:
-            return {}
-        device = storage.device
-        truncated = ends if device is None or device.type == "cpu" else ends.to(device)
-        parent = () if isinstance(key, str) else key[:-1]
-        done = self._stored(storage, (*parent, "done"), where)
-        terminated = self._stored(storage, (*parent, "terminated"), where)
-        return {
-            key: truncated,
-            _like(key, "done"): truncated.clone() if done is None else done | truncated,
-            _like(key, "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
-        }
-
-    def _stored(self, storage: SampledStorage, key: Key, where: tuple[Tensor, ...]) -> Tensor | None:
-        """The stored bools of the steps, ``[B, 1]``, None if there are none."""
-        if key not in self._keys:
-            return None
-        if storage.ndim == 1:
-            value = storage.read_leaf(key, where[0])
-        else:
-            # A view of all rows: reading whole rows would copy every column.
-            value = storage.read_leaf(key, slice(0, storage.shape[0]))[where]
-        if value.dtype != torch.bool:
-            value = value != 0
-        return value.unsqueeze(-1) if value.dim() == 1 else value
-
-    # ---- state
+            raise none_long_enough(index, slice_len)
+        return self._slicing.sample_of(storage, index, slices, self.truncated_key)
 
     def empty(self) -> None:
         """Forget the index: the buffer was emptied. O(1)."""
-        self._forget()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The index is made anew where it is needed; it belongs to a storage of this process.
-        state = self.__dict__.copy()
-        for name in ("_index", "_keys", "_log", "_mark"):
-            del state[name]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
+        self._slicing.forget()
 
     def __repr__(self) -> str:
         size = f"slice_len={self.slice_len}" if self.slice_len else f"num_slices={self.num_slices}"
         return f"{type(self).__name__}({size}, end_key={self.end_key!r}, traj_key={self.traj_key!r})"
-
-
-def _path(key: InfoKey) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _name(key: Key) -> InfoKey:
-    return key[0] if len(key) == 1 else key
-
-
-def _like(key: InfoKey, name: str) -> InfoKey:
-    """The sibling of a key."""
-    return name if isinstance(key, str) else (*key[:-1], name)
-
-
-def _no_tensordict(storage: SampledStorage) -> RuntimeError:
-    return RuntimeError(
-        f"Could not get a tensordict out of the storage: a {type(storage).__name__} with these items gives "
-        "no tensors by key, and the sampler needs them to read where trajectories end. Keep TensorDicts (or "
-        "dicts of tensors) in a LazyTensorStorage, or give ends or trajectories."
-    )
-
-
-def _candidates(end_key: InfoKey | None, traj_key: InfoKey | None) -> tuple[EndSignal, ...]:
-    """The signals to look for, the one that counts first."""
-    if end_key is None and traj_key is None:
-        end_key, traj_key = _END_KEY, _TRAJ_KEY
-    change = () if traj_key is None else (ChangeSignal(_path(traj_key)),)
-    done = () if end_key is None else (DoneSignal(_path(end_key)),)
-    return (*change, *done)
-
-
-def _pair(span: Any) -> tuple[bool | int, bool | int]:
-    pair = (span, span) if isinstance(span, int) else tuple(span) if isinstance(span, (tuple, list)) else ()
-    if len(pair) != 2 or not all(isinstance(side, int) for side in pair):
-        raise TypeError(f"span={span!r}: give a bool or an int, or a (left, right) pair of them.")
-    if any(side < 0 for side in pair):
-        raise ValueError(f"span={span!r}: a window cannot stick out by a negative number of steps.")
-    return pair
-
-
-def _reach(span: tuple[bool | int, bool | int], slice_len: int) -> tuple[int, int]:
-    """How many steps a window may stick out by on each side."""
-    left, right = (slice_len - 1 if side is True else int(side) for side in span)
-    if left >= slice_len or right >= slice_len:
-        raise ValueError(
-            f"span={span} with slices of {slice_len} steps: at least one step must stay, so give less than "
-            f"{slice_len}, or True."
-        )
-    return left, right

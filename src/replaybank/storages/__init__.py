@@ -2,6 +2,7 @@
 
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.compressed import CompressedListStorage
+from replaybank.storages.ensemble import StorageEnsemble
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.lazy_stack import LazyStackStorage
 from replaybank.storages.list import ListStorage
@@ -20,6 +21,7 @@ __all__ = [
     "LogChanges",
     "LogMark",
     "Storage",
+    "StorageEnsemble",
     "TensorStorage",
     "WriteLog",
 ]

@@ -14,7 +14,8 @@ RING = 4096
 
 # Places in the header, which lies before the ring in the same tensor.
 _EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES = range(6)
-_HEADER = 8
+_EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
+_HEADER = 16
 # An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
 _FIELDS = 3
 _APPENDED, _TOUCHED = 1, 2
@@ -239,6 +240,10 @@ class WriteLog:
         ints[_EPOCH] += 1
         ints[_CURSOR] = ints[_LENGTH] = ints[_CONTINUES] = 0
         self._cut[0] = True
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        _, self._ints[_EPOCH_EVENTS], self._ints[_EPOCH_SEEN] = self.mark()
 
     def mark(self) -> LogMark:
         """Where the log stands now. O(1)."""
@@ -247,6 +252,11 @@ class WriteLog:
         return LogMark(
             ints[_EPOCH], events, ints[_HEADER + _FIELDS * ((events - 1) % RING) + 2] if events else 0
         )
+
+    def epoch_mark(self) -> LogMark:
+        """Where the log stood when its epoch began: its changes are those since loading or emptying. O(1)."""
+        ints = self._ints
+        return LogMark(ints[_EPOCH], ints[_EPOCH_EVENTS], ints[_EPOCH_SEEN])
 
     def changes(self, mark: LogMark | None) -> LogChanges:
         """What was written since ``mark``. O(events since).
@@ -306,6 +316,7 @@ class WriteLog:
         self._ints[_EPOCH] = max(epoch, int(header[_EPOCH])) + 1
         # The ring is this log's own: the events in it stay numbered as they were.
         self._ints[_EVENTS] = events
+        self._begin_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": self.rows, "state": self.state, "cut": self.cut}

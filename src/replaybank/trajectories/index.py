@@ -299,19 +299,42 @@ class TrajectoryIndex:
         Returns:
             The slices; ``total`` is 0 if no trajectory is eligible.
         """
-        randoms = self._randoms
-        if randoms.numel() != 2 * count:
-            randoms = self._randoms = torch.empty(2 * count, dtype=torch.int64)
-        if generator is None or generator.device.type == "cpu":
-            randoms.random_(generator=generator)
-        else:
-            randoms.copy_(randoms.to(generator.device).random_(generator=generator))
+        randoms = self._draw_randoms(2 * count, generator)
         runs = torch.empty(3, count, dtype=torch.int64)
         at, size = runs.data_ptr(), 8 * count
         total = _native.trajectory_draw(
             *self._view, randoms.data_ptr(), count, slice_len, left, right, at, at + size, at + 2 * size
         )
         return Slices(runs, total)
+
+    def slices_of(self, ranks: Tensor, slice_len: int, *, generator: torch.Generator | None = None) -> Slices:
+        """A slice of each of some eligible trajectories, at a uniform start. O(1) each.
+
+        Args:
+            ranks: int64 ``[S]``, which ones, each in ``[0, n_eligible)``.
+            slice_len: steps of a slice, at least 1; shorter trajectories are taken whole.
+            generator: source of the starts, torch's global one by default.
+
+        Raises:
+            IndexError: a rank is out of range.
+        """
+        runs = self.eligible(ranks).runs
+        count = ranks.numel()
+        randoms = self._draw_randoms(count, generator)
+        at, size = runs.data_ptr(), 8 * count
+        total = _native.trajectory_cut_windows(
+            randoms.data_ptr(), count, slice_len, 0, 0, self.length, at + size, at + 2 * size
+        )
+        return Slices(runs, total)
+
+    def _draw_randoms(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """``count`` integers in ``[0, 2^63)``, in memory that the next call takes again."""
+        randoms = self._randoms
+        if randoms.numel() != count:
+            randoms = self._randoms = torch.empty(count, dtype=torch.int64)
+        if generator is None or generator.device.type == "cpu":
+            return randoms.random_(generator=generator)
+        return randoms.copy_(randoms.to(generator.device).random_(generator=generator))
 
     def expand(self, slices: Slices) -> tuple[Tensor, Tensor | None, Tensor]:
         """The steps of slices, one slice behind the other. O(steps).

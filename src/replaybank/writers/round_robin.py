@@ -70,7 +70,9 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         _check(data)
         storage = self.storage
         columns = tuple(data.batch_size[: storage.ndim - 1])
-        return super().add(_indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0]))
+        return super().add(
+            _indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0], storage.ndim)
+        )
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch of TensorDicts, or a list of them; see :meth:`RoundRobinWriter.extend`."""
@@ -81,12 +83,16 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
                 _check(item)
             columns = tuple(data[0].batch_size[: storage.ndim - 1]) if data else ()
             grid = place_grid(storage, start, len(data), columns)
-            return super().extend([_indexed(item, place) for item, place in zip(data, grid, strict=True)])
+            return super().extend(
+                [_indexed(item, place, storage.ndim) for item, place in zip(data, grid, strict=True)]
+            )
         _check(data)
         if not data.batch_size:
             raise ValueError("The TensorDict has no batch dimension; use `add` for one item.")
         columns = tuple(data.batch_size[1 : storage.ndim])
-        return super().extend(_indexed(data, place_grid(storage, start, data.batch_size[0], columns)))
+        return super().extend(
+            _indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage.ndim)
+        )
 
 
 def _check(data: Any) -> None:
@@ -96,5 +102,13 @@ def _check(data: Any) -> None:
         )
 
 
-def _indexed(data: TensorDictBase, index: Tensor) -> TensorDictBase:
-    return data if is_tensorclass(data) else with_entry(data, "index", index)
+def _indexed(data: TensorDictBase, index: Tensor, ndim: int) -> TensorDictBase:
+    """``data`` with the places of its items, at every step of items that are trajectories."""
+    if is_tensorclass(data):
+        return data
+    place = index.shape[index.ndim - (ndim > 1) :]
+    lead = index.shape[: index.ndim - len(place)]
+    extra = data.batch_dims - len(lead)
+    if extra:
+        index = index.reshape(*lead, *[1] * extra, *place).expand(*data.batch_size, *place)
+    return with_entry(data, "index", index)

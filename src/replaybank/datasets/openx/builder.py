@@ -260,8 +260,7 @@ class DatasetBuilder:
             file.close()
         self._files = {}
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked child may still hold a copy of the descriptor
-            os.close(self._lock)
+            release(self._lock)
             self._lock = None
 
     def __enter__(self) -> DatasetBuilder:
@@ -328,3 +327,10 @@ def claim(folder: Path) -> int | None:
         os.close(descriptor)
         raise BlockingIOError(f"another conversion is writing to {folder}; wait for it, or stop it") from None
     return descriptor
+
+
+def release(claimed: int) -> None:
+    """Let other conversions into a folder again."""
+    if fcntl is not None:
+        fcntl.flock(claimed, fcntl.LOCK_UN)  # by hand: a forked child may still hold a copy of the descriptor
+    os.close(claimed)

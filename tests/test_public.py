@@ -1,0 +1,97 @@
+"""The public face: what ``replaybank`` exports, what importing it costs, and what is documented."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import replaybank
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC = [name for name in replaybank.__all__ if not name.startswith("__")]
+
+OPTIONAL = (
+    *("av", "fsspec", "google_crc32c", "huggingface_hub", "PIL", "pyarrow", "rich", "simplejpeg", "torchrl"),
+    *("tqdm", "typer"),
+)
+"""What the core does without; only extras bring them."""
+
+IN_A_NEW_PROCESS = """
+import json, socket, sys
+
+def refuse(*_):
+    raise AssertionError("importing replaybank uses the network")
+
+import torch, tensordict  # what they do is theirs
+before = set(sys.modules)
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+import replaybank
+print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+"""
+
+
+def test_all_names_what_can_be_imported_and_nothing_else() -> None:
+    bound = {
+        name
+        for name, value in vars(replaybank).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType) and name != "version"
+    }
+    assert bound == set(PUBLIC)
+    assert len(set(replaybank.__all__)) == len(replaybank.__all__)
+    assert sorted(replaybank.__all__) == replaybank.__all__
+
+
+def test_a_star_import_gives_every_public_name() -> None:
+    names: dict[str, Any] = {}
+    exec("from replaybank import *", names)
+    assert set(PUBLIC) <= set(names)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert replaybank.__version__ == metadata.version("replaybank")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    thing = getattr(replaybank, name)
+    assert thing.__module__.startswith("replaybank.")
+    text = inspect.cleandoc(vars(thing).get("__doc__") or "" if isinstance(thing, type) else thing.__doc__)
+    first = text.partition("\n")[0]
+    assert first.endswith((".", ":")), f"{name} has the docstring {text!r:.80}"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if isinstance(getattr(replaybank, name), type)])
+def test_every_public_method_says_what_it_does(name: str) -> None:
+    silent = [
+        member
+        for base in getattr(replaybank, name).__mro__
+        if base.__module__.startswith("replaybank.")
+        for member, value in vars(base).items()
+        if not member.startswith("_")
+        and (inspect.isfunction(value) or isinstance(value, (property, classmethod, staticmethod)))
+        and not value.__doc__
+    ]
+    assert not silent
+
+
+def test_importing_takes_no_optional_package_and_no_network() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not set(json.loads(done.stdout)) & set(OPTIONAL)
+
+
+def test_the_reference_lists_every_public_name_once() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    listed = re.findall(r"^\.\. auto(?:class|function|exception):: (\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(PUBLIC)
