@@ -55,8 +55,7 @@ class ListStorage(Storage):
         self._bound = max_size if bounded else None
         rows = self._bound or _FIRST_ROWS
         check_memory(rows, f"The log of a storage of {rows} items")
-        super().__init__(rows, 1, None if device is None else torch.device(device))
-        self.compilable = compilable
+        super().__init__(rows, 1, None if device is None else torch.device(device), compilable=compilable)
         self._items: list[Any] = []
 
     @property

@@ -45,6 +45,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             it works across processes and, at the next use, after a crash (see
             :class:`~replaybank.storages.scratch.ScratchFolder`). In a given folder the maker removes its own
             files.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
         next_observation: see :class:`LazyTensorStorage`.
         encoded: see :class:`LazyTensorStorage`.
 
@@ -70,6 +71,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         existsok: bool = False,
         shared_init: bool = False,
         auto_cleanup: bool | None = None,
+        compilable: bool = False,
         next_observation: str | None = None,
         encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
@@ -83,6 +85,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             device="cpu",
             ndim=ndim,
             shared_init=shared_init,
+            compilable=compilable,
             next_observation=next_observation,
             encoded=encoded,
         )

@@ -107,6 +107,7 @@ class NextTable:
         *,
         grows: bool,
         fresh: bool,
+        consolidated: bool = False,
     ) -> NextTable:
         """Take buffers. O(leaves).
 
@@ -118,12 +119,13 @@ class NextTable:
             grows: buffers may be exchanged for larger ones; if not, as many slots are made as there are
                 items: memory and files take room only as they are written.
             fresh: nothing has been written; False: the buffers are there already and hold items.
+            consolidated: take one buffer for all stored leaves.
         """
         items = torch.Size(dims).numel()
         if items > MOST_ITEMS:
             raise ValueError(f"next_observation='derive' is for at most {MOST_ITEMS} items, got {items}.")
         device = torch.device("cpu")
-        main = LeafTable.allocate(stored, dims, arena, device)
+        main = LeafTable.allocate(stored, dims, arena, device, consolidated=consolidated)
         slots = min(_FIRST_SLOTS, items) if grows else items
         made = [layout.leaves[number] for number, _ in links_of(layout.leaves)]
         aside = _slots_of(made, slots, arena)

@@ -12,7 +12,7 @@ from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import decoded_again
-from replaybank.storages.layout import LeafSpec, RowLayout
+from replaybank.storages.layout import LINE_BYTES, LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
 
 THREADED_BYTES = 1 << 21
@@ -132,17 +132,22 @@ class LeafTable:
 
     @classmethod
     def allocate(
-        cls, layout: RowLayout, dims: tuple[int, ...], arena: Arena, device: torch.device
+        cls,
+        layout: RowLayout,
+        dims: tuple[int, ...],
+        arena: Arena,
+        device: torch.device,
+        *,
+        consolidated: bool = False,
     ) -> LeafTable:
-        """Take buffers for a layout. O(leaves)."""
+        """Take buffers for a layout, or one that is shared out. O(leaves)."""
         items = torch.Size(dims).numel()
         arena.check(items * layout.item_bytes, f"A storage of {items} items of {layout.item_bytes} bytes")
-        return cls(
-            layout,
-            dims,
-            [arena.take(name, size, zero=False) for name, size in buffer_sizes(layout, items)],
-            device,
-        )
+        sizes = buffer_sizes(layout, items)
+        if consolidated and len(sizes) > 1:
+            whole = arena.take("all", sum(map(_aligned, (size for _, size in sizes))), zero=False)
+            return cls(layout, dims, _parts_of(whole, [size for _, size in sizes]), device)
+        return cls(layout, dims, [arena.take(name, size, zero=False) for name, size in sizes], device)
 
     def with_columns(self, leaves: Sequence[LeafSpec], arena: Arena) -> LeafTable:
         """The table with more leaves, zero everywhere. O(leaves)."""
@@ -329,17 +334,23 @@ class LeafTable:
             self.scatter_run(0, torch.Size(dims).numel(), leaves)
 
     def __getstate__(self) -> dict[str, Any]:
+        whole = None if self.given else _whole_of(self.buffers)
         return {
             "layout": self.layout,
             "dims": tuple(self.dims),
-            "buffers": self.buffers,
+            # Parts of one buffer would each be pickled with all of it.
+            "buffers": self.buffers if whole is None else [whole],
+            "sizes": None if whole is None else [buffer.numel() for buffer in self.buffers],
             "device": self.device,
             "given": self.given,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        buffers, sizes = state["buffers"], state["sizes"]
+        if sizes is not None:
+            buffers = _parts_of(buffers[0], sizes)
         self.__init__(  # type: ignore[misc]
-            state["layout"], state["dims"], state["buffers"], state["device"], given=state["given"]
+            state["layout"], state["dims"], buffers, state["device"], given=state["given"]
         )
 
 
@@ -374,6 +385,27 @@ def buffer_sizes(layout: RowLayout, items: int) -> list[tuple[str, int]]:
     for number in layout.columns:
         sizes.append((f"column-{number}", items * layout.leaves[number].bytes))
     return sizes
+
+
+def _aligned(size: int) -> int:
+    return -(-size // LINE_BYTES) * LINE_BYTES
+
+
+def _parts_of(whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Parts of a buffer, each at the start of a cache line."""
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(whole[at : at + size])
+        at += _aligned(size)
+    return parts
+
+
+def _whole_of(buffers: Sequence[Tensor]) -> Tensor | None:
+    """The buffer that all of these are parts of, if there is one."""
+    if len(buffers) < 2 or len({buffer.untyped_storage().data_ptr() for buffer in buffers}) > 1:
+        return None
+    storage = buffers[0].untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def leaves_lead(leaves: list[Tensor], table: LeafTable) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ class TensorStorage(Storage):
         max_size: number of items over all dimensions, if it is to be checked.
         device: where the items are to be; data elsewhere is copied there. ``"auto"``: where they are.
         ndim: number of batch dimensions.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
 
     Raises:
         ValueError: the data has other sizes, or nothing in it.
@@ -51,6 +52,7 @@ class TensorStorage(Storage):
         *,
         device: torch.device | str | None = "cpu",
         ndim: int = 1,
+        compilable: bool = False,
     ) -> None:
         _check_ndim(ndim)
         if storage is None:
@@ -67,7 +69,7 @@ class TensorStorage(Storage):
                 "Leave max_size out, or use LazyTensorStorage."
             )
         where = leaves[0].device if device in ("auto", None) else torch.device(str(device))
-        super().__init__(dims[0], ndim, where)
+        super().__init__(dims[0], ndim, where, compilable=compilable)
         self.columns = dims[1:]
         leaves = [leaf.detach().to(where) for leaf in leaves]
         specs = _specs(structure.keys, leaves, ndim)
@@ -283,6 +285,8 @@ class LazyTensorStorage(TensorStorage):
         device: where the items are to be; ``"auto"``: where the first ones are.
         ndim: number of batch dimensions.
         shared_init: allocate in shared memory.
+        consolidated: take one block of memory for all leaves.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
         next_observation: ``"derive"``: store ``observation`` only, and make ``("next", "observation")`` from
             the next step when it is read. Where they differ, at the ends of episodes and at the newest step,
             it is kept aside; the data that is read is bit by bit what was written. Halves the memory of
@@ -309,6 +313,8 @@ class LazyTensorStorage(TensorStorage):
         device: torch.device | str = "cpu",
         ndim: int = 1,
         shared_init: bool = False,
+        consolidated: bool = False,
+        compilable: bool = False,
         next_observation: str | None = None,
         encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
@@ -319,11 +325,12 @@ class LazyTensorStorage(TensorStorage):
         # A byte a row is what the log takes; the items are known, and checked, at the first write.
         check_memory(max_size if ndim == 1 else 1, f"The log of a storage of {max_size} items")
         where = None if device == "auto" else torch.device(device)
-        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where)
+        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where, compilable=compilable)
         self._wanted = max_size
         self._structure = None
         self._table = None
         self.shared_init = shared_init
+        self.consolidated = consolidated
         self.next_observation = next_observation
         self.encoded: dict[Key, EncodedFrames] = {
             (key,) if isinstance(key, str) else tuple(key): frames for key, frames in (encoded or {}).items()
@@ -405,10 +412,12 @@ class LazyTensorStorage(TensorStorage):
         grows = isinstance(arena, MemoryArena)
         plain = [spec for spec in specs if spec.key not in self.encoded]
         if self.next_observation is None:
-            table: Table = LeafTable.allocate(stored, dims, arena, device)
+            table: Table = LeafTable.allocate(stored, dims, arena, device, consolidated=self.consolidated)
         else:
             layout = RowLayout(plain, [None] * len(plain), 0)
-            table = NextTable.allocate(layout, stored, dims, arena, grows=grows, fresh=fresh)
+            table = NextTable.allocate(
+                layout, stored, dims, arena, grows=grows, fresh=fresh, consolidated=self.consolidated
+            )
         if self.encoded:
             layout = RowLayout(specs, [None] * len(specs), 0)
             table = EncodedTable.allocate(layout, table, self.encoded, arena, grows=grows, fresh=fresh)

@@ -42,6 +42,7 @@ class TensorDictMaxValueWriter(Writer):
     Args:
         rank_key: entry that ranks an item; ``("next", "reward")`` by default.
         reduction: ``"sum"``, ``"max"``, ``"min"``, ``"mean"`` or ``"median"`` of its values.
+        compilable: see :class:`Writer`.
 
     Raises:
         ValueError: an unknown reduction.
@@ -59,8 +60,14 @@ class TensorDictMaxValueWriter(Writer):
 
     keeps_all = False
 
-    def __init__(self, rank_key: str | tuple[str, ...] | None = None, reduction: str = "sum") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        rank_key: str | tuple[str, ...] | None = None,
+        reduction: str = "sum",
+        *,
+        compilable: bool = False,
+    ) -> None:
+        super().__init__(compilable=compilable)
         if reduction not in _REDUCTIONS:
             raise ValueError(f"reduction={reduction!r}: give one of {', '.join(_REDUCTIONS)}.")
         key = ("next", "reward") if rank_key is None else rank_key
