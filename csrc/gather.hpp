@@ -16,15 +16,15 @@
 //   - Batches and items must not overlap; the scatter kernels return -2, and have copied nothing, where they do.
 //   - O(count * bytes), no allocation except for threads, no state. Two calls may read at once; a call that
 //     writes must be alone with the items that it writes (the buffer's lock sees to it).
-//   - `threads` > 1 shares the items out over that many threads. Only large copies gain: starting a thread
-//     costs some 20 microseconds, in which one core copies about 200 KiB.
+//   - `threads` > 1 shares the items out over that many threads of a pool (thread_pool.hpp). Only large copies gain:
+//     waking a thread costs some 10 microseconds, in which one core copies about 100 KiB.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
+
+#include "thread_pool.hpp"
 
 namespace replaybank {
 
@@ -44,6 +44,8 @@ constexpr std::int64_t kBlock = 32;
 // Lines asked for ahead per row; beyond these the hardware has seen the direction.
 constexpr std::int64_t kPrefetchLines = 8;
 constexpr std::int64_t kLine = 64;
+// What a thread takes at a time: some ten microseconds of copying, so that the last piece delays little.
+constexpr std::int64_t kPieceBytes = std::int64_t{1} << 17;
 
 inline void prefetch(const char* address) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -104,7 +106,10 @@ inline void copy_block(const Leaf& leaf, const std::int64_t* items, std::int64_t
         case 32: return each_fixed<Direction, 32>(items, count, base, leaf.stride, batch);
         default: break;
     }
-    if (bytes >= 16 && bytes <= 512) {
+    if (bytes >= 32 && bytes <= 512) {
+        each<Direction>(items, count, base, leaf.stride, batch, leaf.bytes,
+                        [bytes](char* to, const char* from) { copy_chunks<32>(to, from, bytes); });
+    } else if (bytes >= 16 && bytes < 32) {
         each<Direction>(items, count, base, leaf.stride, batch, leaf.bytes,
                         [bytes](char* to, const char* from) { copy_chunks<16>(to, from, bytes); });
     } else {
@@ -184,34 +189,26 @@ void copy_items(const Leaf* leaves, const Leaf* end, Items items, std::int64_t f
     }
 }
 
-// part(first, last) for all of [0, count), shared out over threads; the caller's thread takes the last part.
+// part(first, last) for all of [0, count), shared out over threads in pieces of about kPieceBytes.
 template <class Part>
-void in_parts(std::int64_t count, std::int64_t threads, const Part& part) {
-    if (threads > count) threads = count;
-    if (threads <= 1) {
+void in_parts(std::int64_t count, std::int64_t item_bytes, std::int64_t threads, const Part& part) {
+    if (threads <= 1 || count <= 1) {
         part(0, count);
         return;
     }
-    std::vector<std::thread> helpers;
-    std::int64_t first = 0;
-    for (std::int64_t t = 0; t + 1 < threads; ++t) {
-        const std::int64_t last = count * (t + 1) / threads;
-        try {
-            helpers.emplace_back([&part, first, last] { part(first, last); });
-        } catch (...) {  // no thread (or no memory for it) to be had: the caller does this part as well
-            break;
-        }
-        first = last;
-    }
-    part(first, count);
-    for (std::thread& helper : helpers) helper.join();
+    const std::int64_t wanted = count * item_bytes / kPieceBytes;
+    const std::int64_t pieces = wanted < count ? (wanted > threads ? wanted : (threads < count ? threads : count)) : count;
+    ThreadPool::run(pieces, threads - 1,
+                    [&](std::int64_t k) { part(count * k / pieces, count * (k + 1) / pieces); });
 }
 
 template <class Direction, class Items>
 void share_out(const Leaf* leaves, std::int64_t leaf_count, Items items, std::int64_t count,
                const std::uintptr_t* batches, std::int64_t threads) {
     const Leaf* end = leaves + leaf_count;
-    in_parts(count, threads, [=](std::int64_t first, std::int64_t last) {
+    std::int64_t bytes = 0;
+    for (const Leaf* leaf = leaves; leaf != end; ++leaf) bytes += leaf->bytes;
+    in_parts(count, bytes, threads, [=](std::int64_t first, std::int64_t last) {
         copy_items<Direction>(leaves, end, items, first, last, batches);
     });
 }

@@ -19,8 +19,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
 
 #include "gather.hpp"
 #include "slots.hpp"
@@ -184,7 +182,9 @@ inline std::int64_t next_gather(const NextLeaves& next, std::int64_t valid, cons
             }
         }
     };
-    detail::in_parts(count, threads, part);
+    std::int64_t item_bytes = 0;
+    for (std::int64_t l = 0; l < next.leaf_count; ++l) item_bytes += next.sources[l].bytes;
+    detail::in_parts(count, item_bytes, threads, part);
     return -1;
 }
 

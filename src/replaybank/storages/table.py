@@ -15,9 +15,9 @@ from replaybank.storages.frames import decoded_again
 from replaybank.storages.layout import LINE_BYTES, LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
 
-THREADED_BYTES = 1 << 21
-"""Copies of at least this size are shared out over torch's threads: below, starting the threads (some 20
-microseconds each, as long as one core copies 200 KiB) costs more than it saves on a busy machine."""
+THREADED_BYTES = 1 << 20
+"""Copies of at least this size are shared out over torch's threads: waking them takes some 10 microseconds,
+as long as one core copies 100 KiB, and they may not get a core at once."""
 
 _OVERLAP = -2
 

@@ -253,7 +253,8 @@ class TensorStorage(Storage):
             raise ValueError(
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
-        length = int(state_dict["length"]) if "length" in state_dict else len(data[0])  # type: ignore[arg-type]
+        kept = [leaf for leaf in data if leaf is not None]
+        length = len(kept[0]) if kept else int(state_dict["length"])  # images lie end to end
         check_log(state_dict["log"], length)
         mine = {numbers[key]: number for number, key in enumerate(structure.keys)}
         table.load(
