@@ -97,8 +97,8 @@ void bind_next_leaves(nb::module_& m) {
     using Released = nb::call_guard<nb::gil_scoped_release>;
     m.def("next_compare", [](const NextArgs& next, Count start, Count count, const Addresses& sources,
                              const Addresses& made, Address derived) {
-        replaybank::next_compare(next_of(next), start, count, sources.data(), made.data(),
-                                 at<std::uint8_t>(derived));
+        return replaybank::next_compare(next_of(next), start, count, sources.data(), made.data(),
+                                        at<std::uint8_t>(derived));
     }, Released());
     m.def("next_release", [](const NextArgs& next, Address index, Count count) {
         return replaybank::next_release(next_of(next), index_at(index), count);

@@ -106,10 +106,7 @@ inline void copy_block(const Leaf& leaf, const std::int64_t* items, std::int64_t
         case 32: return each_fixed<Direction, 32>(items, count, base, leaf.stride, batch);
         default: break;
     }
-    if (bytes >= 32 && bytes <= 512) {
-        each<Direction>(items, count, base, leaf.stride, batch, leaf.bytes,
-                        [bytes](char* to, const char* from) { copy_chunks<32>(to, from, bytes); });
-    } else if (bytes >= 16 && bytes < 32) {
+    if (bytes >= 16 && bytes <= 512) {
         each<Direction>(items, count, base, leaf.stride, batch, leaf.bytes,
                         [bytes](char* to, const char* from) { copy_chunks<16>(to, from, bytes); });
     } else {

@@ -79,8 +79,10 @@ struct NextLeaves {
 
 // Before a run of items is stored: derived[k] = 1 where the made leaves of item (start + k) mod n will be the sources
 // of its successor, once the run is stored. `sources` and `made` are the run's leaves, `count <= n`. Changes nothing.
-inline void next_compare(const NextLeaves& next, std::int64_t start, std::int64_t count,
-                         const std::uintptr_t* sources, const std::uintptr_t* made, std::uint8_t* derived) {
+// Returns the number of those that will not be.
+inline std::int64_t next_compare(const NextLeaves& next, std::int64_t start, std::int64_t count,
+                                 const std::uintptr_t* sources, const std::uintptr_t* made, std::uint8_t* derived) {
+    std::int64_t others = 0;
     for (std::int64_t k = 0; k < count; ++k) {
         std::int64_t successor = k + next.width;
         if (successor >= count && count == next.n) successor -= count;
@@ -95,7 +97,9 @@ inline void next_compare(const NextLeaves& next, std::int64_t start, std::int64_
             const std::int64_t item = next.after(start + k < next.n ? start + k : start + k - next.n);
             derived[k] = next.place[item] != NextLeaves::kUnwritten && next.batch_equals(made, k, item);
         }
+        others += derived[k] == 0;
     }
+    return others;
 }
 
 // Before items are stored: frees their slots, and keeps aside what other items derive from them.

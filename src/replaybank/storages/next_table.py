@@ -13,7 +13,7 @@ from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, check_next
-from replaybank.storages.table import LeafTable, checked, out_of_range, whole
+from replaybank.storages.table import PLAN_BYTES, LeafTable, checked, out_of_range, whole
 
 OBSERVATION: Key = ("observation",)
 NEXT_OBSERVATION: Key = ("next", "observation")
@@ -93,6 +93,7 @@ class NextTable:
         self._forms = BatchForms(layout.leaves, main.device, native=True)
         words = state[_HEADER_BYTES:].view(torch.int32)
         self._header = state[:16].view(torch.int64)
+        self._counts = memoryview(self._header.numpy())  # type: ignore[arg-type]
         self._place, self._freed = words[: self.items], words[self.items :]
         self._assured = aside.items if aside.items < self.items else 0
         self._prepare()
@@ -138,6 +139,8 @@ class NextTable:
         """The arguments that all kernels take."""
         sources = [_plan_of(self._main.views[number], self.items) for number in self._sources]
         aside = [_plan_of(view, self._aside.items) for view in self._aside.views]
+        buffers = (*self._main.buffers, *self._aside.buffers)
+        self._own = {buffer.untyped_storage().data_ptr() for buffer in buffers}
         self._plans = torch.tensor([sources, aside], dtype=torch.int64)
         self._next = [
             self._plans[0].data_ptr(),
@@ -159,13 +162,13 @@ class NextTable:
     @property
     def kept_aside(self) -> int:
         """Items whose next observation is kept aside now."""
-        return int(self._header[0] - self._header[1])
+        return int(self._counts[0] - self._counts[1])
 
     @property
     def taken_bytes(self) -> int:
         """Bytes that the items written take: stored leaves, and the most that was ever kept aside."""
         written = int((self._place != 0).sum())
-        return written * (self._main.layout.item_bytes + 8) + int(self._header[0]) * self._slot_bytes
+        return written * (self._main.layout.item_bytes + 8) + int(self._counts[0]) * self._slot_bytes
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -208,7 +211,16 @@ class NextTable:
             raise IndexError(f"A row is out of range: {length} have been written, got {rows.tolist()[:10]}.")
         rows = torch.where(rows < 0, rows + length, rows)
         items = rows.reshape(-1, 1) * self._width + torch.arange(self._width)
-        return self.gather(items.view(-1, *self.dims[1:]), length * self._width)[number]
+        leaf = self.layout.leaves[number]
+        out = torch.empty((items.shape[0], *self.dims[1:], *leaf.shape), dtype=leaf.dtype)
+        link = [made for made, _ in self._links].index(number)
+        sources, aside, _, *rest = self._next
+        one = [sources + link * PLAN_BYTES, aside + link * PLAN_BYTES, 1, *rest]
+        count = items.numel()
+        _native.next_gather(
+            one, self.items, items.data_ptr(), count, [out.data_ptr()], self._main.threads(count)
+        )
+        return out
 
     def valid_views(self, length: int) -> list[Tensor]:
         """Refused: made leaves lie nowhere.
@@ -229,7 +241,7 @@ class NextTable:
 
     def _split(self, leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:
         """Stored leaves, made ones, and the addresses of these."""
-        mine = {buffer.untyped_storage().data_ptr() for buffer in (*self._main.buffers, *self._aside.buffers)}
+        mine = self._own
         made = [leaves[number] for number, _ in self._links]
         made = [leaf.clone() if leaf.untyped_storage().data_ptr() in mine else leaf for leaf in made]
         return [leaves[number] for number in self._stored], made, [leaf.data_ptr() for leaf in made]
@@ -243,8 +255,8 @@ class NextTable:
         stored, made, addresses = self._split(leaves)
         derived = torch.empty(count, dtype=torch.uint8)
         sources = [stored[number].data_ptr() for number in self._sources]
-        _native.next_compare(self._next, start, count, sources, addresses, derived.data_ptr())
-        self._make_room(count - int(derived.sum()) + self._width)
+        others = _native.next_compare(self._next, start, count, sources, addresses, derived.data_ptr())
+        self._make_room(others + self._width)
         index = torch.arange(start, start + count)
         if start + count > self.items:
             index.remainder_(self.items)
@@ -271,7 +283,7 @@ class NextTable:
 
     def _make_room(self, wanted: int) -> None:
         """See to it that ``wanted`` slots can be taken, or raise. O(1), where no memory is needed."""
-        taken, freed = self._header.tolist()
+        taken, freed = self._counts
         wanted = min(wanted, self.items - (taken - freed))  # an item has one at most
         top = taken + max(wanted - freed, 0)
         if top <= self._assured:
@@ -351,7 +363,7 @@ class NextTable:
             self._main.scatter_run(0, count, stored)
         if kept:
             self._aside.scatter_run(0, kept, aside)
-        self._header[0] = kept
+        self._counts[0] = kept
         self._place[:count] = compact["place"].reshape(-1)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,6 +21,9 @@ as long as one core copies 100 KiB, and they may not get a core at once."""
 
 _OVERLAP = -2
 
+PLAN_BYTES = 32
+"""Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
+
 
 class Table(Protocol):
     """The items of a storage, leaf by leaf: in and out by number, in C order over ``dims``.
