@@ -116,7 +116,6 @@ void bind_next_leaves(nb::module_& m) {
 // --- blocks.hpp -----------------------------------------------------------------------------------------
 
 void bind_blocks(nb::module_& m) {
-    using Released = nb::call_guard<nb::gil_scoped_release>;
     const auto blocks_of = [](const Addresses& chunks, Count chunk_blocks, Address header) {
         return replaybank::Blocks{chunks.data(), chunk_blocks, size_of(chunks) * chunk_blocks, at<Count>(header)};
     };
@@ -131,10 +130,15 @@ void bind_blocks(nb::module_& m) {
                                      Count bytes) {
         replaybank::blocks_free(blocks_of(chunks, chunk_blocks, header), first, bytes);
     });
+    // New bytes, or None where the chain is damaged.
     m.def("blocks_read", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header, Count first,
-                                     Count bytes, Address to) {
-        return replaybank::blocks_read(blocks_of(chunks, chunk_blocks, header), first, bytes, at<char>(to));
-    }, Released());
+                                     Count bytes) -> nb::object {
+        const nb::object out = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+        if (!out.is_valid()) throw nb::python_error();
+        const auto blocks = blocks_of(chunks, chunk_blocks, header);
+        if (!replaybank::blocks_read(blocks, first, bytes, PyBytes_AsString(out.ptr()))) return nb::none();
+        return out;
+    });
 }
 
 // --- tfrecord.hpp ---------------------------------------------------------------------------------------

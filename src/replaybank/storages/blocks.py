@@ -118,19 +118,16 @@ class ByteBlocks:
         """Forget a string. O(bytes)."""
         _native.blocks_free(self._addresses, self._chunk_blocks, self._address, number, size)
 
-    def read(self, number: int, size: int) -> bytearray:
+    def read(self, number: int, size: int) -> bytes:
         """A string of known size. O(bytes).
 
         Raises:
             ValueError: it is damaged.
         """
-        out = bytearray(size)
-        whole = torch.frombuffer(out, dtype=torch.uint8)
-        if not _native.blocks_read(
-            self._addresses, self._chunk_blocks, self._address, number, size, whole.data_ptr()
-        ):
+        found = _native.blocks_read(self._addresses, self._chunk_blocks, self._address, number, size)
+        if found is None:
             raise ValueError(f"{self._name}: string {number} is damaged.")
-        return out
+        return found
 
     def clear(self) -> None:
         """Forget all. O(1)."""

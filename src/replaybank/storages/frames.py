@@ -101,7 +101,7 @@ class EncodedFrames:
         _pillow().fromarray(pixels if channels > 1 else pixels[..., 0]).save(file, "PNG", compress_level=3)
         return file.getvalue()
 
-    def decode(self, content: bytes | bytearray, out: Pixels) -> None:
+    def decode(self, content: bytes, out: Pixels) -> None:
         """Bytes of either format into an image of the shape that was encoded.
 
         Raises:
@@ -115,7 +115,7 @@ class EncodedFrames:
         elif pixels is not out:
             out[...] = pixels
 
-    def decode_all(self, read: Callable[[int], bytes | bytearray], out: Tensor) -> None:
+    def decode_all(self, read: Callable[[int], bytes], out: Tensor) -> None:
         """Images ``out[k]`` of the bytes ``read(k)``, in several threads where there is enough to do."""
         pixels: Pixels = out.numpy()
         _share_out(len(out), out[0].numel() if len(out) else 0, lambda k: self.decode(read(k), pixels[k]))
@@ -165,7 +165,7 @@ def _channels(shape: tuple[int, ...], frames: EncodedFrames) -> int:
     return shape[0] if frames.channels_first else shape[-1]
 
 
-def _decode(content: bytes | bytearray, shape: tuple[int, ...], out: Pixels | None) -> Pixels:
+def _decode(content: bytes, shape: tuple[int, ...], out: Pixels | None) -> Pixels:
     """An image ``[H, W, C]``, in ``out`` where the decoder can write there."""
     try:
         if content[:3] == _JPEG_START:
@@ -174,19 +174,28 @@ def _decode(content: bytes | bytearray, shape: tuple[int, ...], out: Pixels | No
             return _decode_png(content, shape)
     except (OSError, SyntaxError, EOFError) as error:
         raise ValueError(f"A stored image cannot be decoded: {error}") from error
-    raise ValueError(f"A stored image is neither JPEG nor PNG: it starts with {bytes(content[:8])!r}.")
+    raise ValueError(f"A stored image is neither JPEG nor PNG: it starts with {content[:8]!r}.")
 
 
-def _decode_jpeg(content: bytes | bytearray, shape: tuple[int, ...], out: Pixels | None) -> Pixels:
-    codec = _simplejpeg()
-    height, width, _, _ = codec.decode_jpeg_header(content)
-    if (height, width) != tuple(shape[:2]) or shape[2] not in _JPEG_COLORS:
-        raise ValueError(f"A stored image has {height} x {width} pixels, expected {list(shape)}.")
-    pixels: Pixels = codec.decode_jpeg(content, colorspace=_JPEG_COLORS[shape[2]], buffer=out)
-    return pixels if out is None else out
+def _decode_jpeg(content: bytes, shape: tuple[int, ...], out: Pixels | None) -> Pixels:
+    codec, color = _simplejpeg(), _JPEG_COLORS.get(shape[2])
+    if color is None:
+        raise ValueError(f"A stored image is a JPEG, which has no {shape[2]} channels.")
+    if out is None:
+        out = np.empty(shape, dtype=np.uint8)
+    try:
+        # It reads the header before it writes, and never beyond the buffer; a smaller image leaves the rest.
+        found = codec.decode_jpeg(content, colorspace=color, buffer=out).shape
+    except ValueError:
+        found = (*codec.decode_jpeg_header(content)[:2], shape[2])
+        if found == tuple(shape):
+            raise
+    if tuple(found) != tuple(shape):
+        raise ValueError(f"A stored image has {found[0]} x {found[1]} pixels, expected {list(shape)}.")
+    return out
 
 
-def _decode_png(content: bytes | bytearray, shape: tuple[int, ...]) -> Pixels:
+def _decode_png(content: bytes, shape: tuple[int, ...]) -> Pixels:
     with _pillow().open(io.BytesIO(content), formats=("PNG",)) as image:
         # The size is in the header: a bomb is refused before it is unpacked.
         if (image.height, image.width) != tuple(shape[:2]) or image.mode != _PNG_MODES.get(shape[2]):
