@@ -10,7 +10,7 @@ from torch import Tensor
 
 from replaybank.storages.arena import Arena
 from replaybank.storages.blocks import BLOCK_PAYLOAD, ByteBlocks
-from replaybank.storages.forms import BatchForms
+from replaybank.storages.forms import BatchForms, ask_large_pages
 from replaybank.storages.frames import EncodedFrames, frames_of
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.structure import show
@@ -49,6 +49,7 @@ class _Column:
         """Images ``[*items, *shape]`` of items that are there."""
         places = self.places[items.reshape(-1)].tolist()
         out = torch.empty((len(places), *self.leaf.shape), dtype=torch.uint8)
+        ask_large_pages(out)
         self.frames.decode_all(lambda k: self.strings.read(*places[k]), out)
         return out.view(*items.shape, *self.leaf.shape)
 

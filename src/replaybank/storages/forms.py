@@ -8,8 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank import _native
 from replaybank.storages.layout import LeafSpec
 from replaybank.storages.structure import as_tensor, show
+
+FRESH_BYTES = 1 << 25
+"""Tensors of at least this size come as fresh pages from the system each time, and go back to it: the C
+library keeps smaller ones. A fresh page of 4 KiB costs ten times what copying into it does."""
 
 _REMEMBERED_SHAPES = 16  # batch sizes in use at a time: one a caller, a few callers
 
@@ -25,10 +30,24 @@ class Shapes:
         self.lead = torch.Size(lead)
         self.count = self.lead.numel()
         self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
+        self._large = [i for i, leaf in enumerate(leaves) if leaf.bytes * self.count >= FRESH_BYTES]
         self.blanks = [
             torch.empty((), dtype=leaf.dtype, device=device).expand(shape)
             for leaf, shape in zip(leaves, self.full, strict=True)
         ]
+
+    def empty(self) -> list[Tensor]:
+        """A new contiguous tensor a leaf, of any content. O(leaves)."""
+        out = [torch.empty_like(blank) for blank in self.blanks]
+        for number in self._large:
+            ask_large_pages(out[number])
+        return out
+
+
+def ask_large_pages(tensor: Tensor) -> None:
+    """Have a large new tensor made of large pages, which take a tenth of the time to come."""
+    if tensor.is_cpu and tensor.nbytes >= FRESH_BYTES:
+        _native.ask_large_pages(tensor.data_ptr(), tensor.nbytes)
 
 
 class BatchForms:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from replaybank import _native
 from replaybank.storages.arena import Arena
-from replaybank.storages.forms import BatchForms
+from replaybank.storages.forms import BatchForms, ask_large_pages
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, check_next
 from replaybank.storages.table import PLAN_BYTES, LeafTable, checked, out_of_range, whole
@@ -184,6 +184,8 @@ class NextTable:
 
     def _with_next(self, stored: list[Tensor], index: Tensor, valid: int) -> list[Tensor]:
         made = [torch.empty_like(stored[number]) for number in self._sources]
+        for leaf in made:
+            ask_large_pages(leaf)
         count = index.numel()
         threads = self._main.threads(count)
         bad = _native.next_gather(

@@ -245,7 +245,7 @@ class LeafTable:
             return [view[items] for view in self.views]
         if not index.is_contiguous():
             index = index.contiguous()
-        out = [torch.empty_like(blank) for blank in shapes.blanks]
+        out = shapes.empty()
         bad = _native.gather(
             self._address,
             valid,
@@ -265,7 +265,7 @@ class LeafTable:
             index = torch.arange(start, start + count, device=self.device).view(lead)
             items = unravel(index, self.dims, self.device)
             return [view[items] for view in self.views]
-        out = [torch.empty_like(blank) for blank in shapes.blanks]
+        out = shapes.empty()
         _native.gather_run(self._address, self.items, start, count, self._addresses(out), self.threads(count))
         return out
 
