@@ -10,12 +10,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "blocks.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
+#include "slice_starts.hpp"
+#include "sum_tree.hpp"
 #include "tfrecord.hpp"
 #include "trajectory_index.hpp"
 
@@ -141,6 +144,101 @@ void bind_blocks(nb::module_& m) {
     });
 }
 
+// --- sum_tree.hpp ---------------------------------------------------------------------------------------
+
+namespace wt = replaybank::weights;
+
+// A tree as Python holds it: where it is, its number of leaves, and whether they are float64.
+template <class F>
+auto with_tree(Address base, Count capacity, bool wide, F&& use) {
+    return wide ? use(wt::Tree<double>(at<void>(base), capacity)) : use(wt::Tree<float>(at<void>(base), capacity));
+}
+
+template <class T>
+wt::Tree<T> another(const wt::Tree<T>& like, Address base) {
+    return wt::Tree<T>(at<void>(base), like.capacity);
+}
+
+void bind_sum_tree(nb::module_& m) {
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    m.def("tree_simd", [](int set) {
+        const int before = wt::simd();
+        if (set >= 0 && set <= wt::chosen_simd()) wt::simd() = set;
+        return before;
+    }, "set"_a = -1);
+    m.def("all_are", [](Address numbers, Count n, Count value) {
+        return wt::all_are(at<const std::int64_t>(numbers), n, value);
+    }, "numbers"_a, "n"_a, "value"_a);
+    m.def("tree_levels", [](Count capacity, bool wide) {
+        return with_tree(0, capacity, wide, [](const auto& tree) {
+            std::vector<Count> offsets;
+            for (int level = 0; level <= tree.depth; ++level)
+                offsets.push_back(static_cast<Count>(reinterpret_cast<Address>(tree.level[level])));
+            offsets.push_back(tree.bytes);
+            return offsets;
+        });
+    }, "capacity"_a, "wide"_a);
+    m.def("tree_top", [](Address base, Count capacity, bool wide) {
+        return with_tree(base, capacity, wide, [](const auto& tree) {
+            double sum;
+            std::decay_t<decltype(*tree.leaves())> minimum, maximum;
+            wt::kernels<decltype(minimum)>().top(tree, sum, minimum, maximum);
+            return nb::make_tuple(sum, static_cast<double>(minimum), static_cast<double>(maximum));
+        });
+    }, "base"_a, "capacity"_a, "wide"_a);
+    m.def("tree_update", [](Address base, Count capacity, bool wide, Count limit, Address items, Count count,
+                            Address values, bool wide_values, Count step, double eps, double alpha, bool skip,
+                            Address stale) {
+        const wt::Verdict verdict = [&] {
+            nb::gil_scoped_release released;
+            return with_tree(base, capacity, wide, [&](const auto& tree) {
+                const auto* index = at<const std::int64_t>(items);
+                const auto* old = at<const std::uint8_t>(stale);
+                return wide_values ? wt::update(tree, limit, index, count, at<const double>(values), step, eps, alpha,
+                                                skip, old)
+                                   : wt::update(tree, limit, index, count, at<const float>(values), step, eps, alpha,
+                                                skip, old);
+            });
+        }();
+        return nb::make_tuple(static_cast<Count>(verdict.kind), verdict.position, verdict.largest);
+    }, "base"_a, "capacity"_a, "wide"_a, "limit"_a, "items"_a, "count"_a, "values"_a, "wide_values"_a, "step"_a,
+       "eps"_a, "alpha"_a, "skip"_a, "stale"_a);
+    m.def("tree_fill", [](Address base, Count capacity, bool wide, Count first, Count count, double weight) {
+        return with_tree(base, capacity, wide,
+                         [&](const auto& tree) { return wt::fill(tree, first, count, weight); });
+    }, "base"_a, "capacity"_a, "wide"_a, "first"_a, "count"_a, "weight"_a, Released());
+    m.def("tree_refresh", [](Address base, Count capacity, bool wide) {
+        with_tree(base, capacity, wide, [&](const auto& tree) {
+            wt::refresh_above_run(tree, 0, capacity - 1);
+            return 0;
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, Released());
+    m.def("tree_select_run", [](Address base, Count capacity, bool wide, Address source, Address mask, Count first,
+                                Count count) {
+        return with_tree(base, capacity, wide, [&](const auto& tree) {
+            return wt::select_run(tree, another(tree, source), at<const std::uint8_t>(mask), first, count);
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, "source"_a, "mask"_a, "first"_a, "count"_a, Released());
+    m.def("tree_select", [](Address base, Count capacity, bool wide, Address source, Address mask, Address items,
+                            Count count) {
+        return with_tree(base, capacity, wide, [&](const auto& tree) {
+            return wt::select(tree, another(tree, source), at<const std::uint8_t>(mask),
+                              at<const std::int64_t>(items), count);
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, "source"_a, "mask"_a, "items"_a, "count"_a, Released());
+    m.def("tree_draw", [](Address base, Count capacity, bool wide, Address values, Count count, bool shares,
+                          bool stratified, double beta, Count stamp, Address items, Address weights,
+                          Address importance, Address stamps) {
+        return with_tree(base, capacity, wide, [&](const auto& tree) {
+            using T = std::decay_t<decltype(*tree.leaves())>;
+            return wt::draw<T>(tree, at<const double>(values), count, shares, stratified,
+                               {at<std::int64_t>(items), at<T>(weights), at<T>(importance), at<std::int64_t>(stamps),
+                                beta, stamp});
+        });
+    }, "base"_a, "capacity"_a, "wide"_a, "values"_a, "count"_a, "shares"_a, "stratified"_a, "beta"_a, "stamp"_a,
+       "items"_a, "weights"_a, "importance"_a, "stamps"_a, Released());
+}
+
 // --- tfrecord.hpp ---------------------------------------------------------------------------------------
 
 namespace tfr = replaybank::tfrecord;
@@ -262,6 +360,25 @@ void bind_trajectory_index(nb::module_& m) {
         tr::expand(at<i64>(columns), at<i64>(first), at<i64>(steps), n, length, at<i64>(time), at<i64>(column),
                    at<tr::u8>(ends));
     }, nogil);
+    m.def("slice_starts", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, i64 start, i64 count, i64 needed, bool first_steps,
+                             Address mask) {
+        tr::starts(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), start, count, needed,
+                   first_steps, at<tr::u8>(mask));
+    }, nogil);
+    m.def("slice_repeat", [](Address values, bool wide, Address steps, i64 n, Address out) {
+        if (wide) {
+            tr::repeat(at<tr::u64>(values), at<i64>(steps), n, at<tr::u64>(out));
+        } else {
+            tr::repeat(at<tr::u32>(values), at<i64>(steps), n, at<tr::u32>(out));
+        }
+    }, "values"_a, "wide"_a, "steps"_a, "n"_a, "out"_a, nogil);
+    m.def("slice_spans", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                            i64 length, i64 min_length, Address items, i64 n, i64 slice_len, Address out_columns,
+                            Address first, Address steps) {
+        return tr::spans(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(items), n,
+                         slice_len, at<i64>(out_columns), at<i64>(first), at<i64>(steps));
+    }, nogil);
 }
 
 }  // namespace
@@ -272,6 +389,7 @@ NB_MODULE(_native, m) {
     bind_memory(m);
     bind_blocks(m);
     bind_next_leaves(m);
+    bind_sum_tree(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);
 }

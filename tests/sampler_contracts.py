@@ -19,6 +19,8 @@ from torch import Tensor
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.samplers.base import Sampler
 from replaybank.samplers.consuming import ConsumingSampler
+from replaybank.samplers.prioritized import PrioritizedSampler
+from replaybank.samplers.prioritized_slice import PrioritizedSliceSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
@@ -51,6 +53,25 @@ class SamplerCase(NamedTuple):
 
 SAMPLERS = [
     SamplerCase("random", RandomSampler),
+    SamplerCase("prioritized", lambda: PrioritizedSampler(200, 0.6, 0.4)),
+    SamplerCase(
+        "prioritized within the buffer, stratified",
+        lambda: PrioritizedSampler(
+            200, 0.6, 0.4, dtype=torch.float64, max_priority_within_buffer=True, stratified=True
+        ),
+    ),
+    SamplerCase(
+        "prioritized slices",
+        lambda: PrioritizedSliceSampler(200, 0.6, 0.4, slice_len=2),
+        True,
+        lambda: PrioritizedSliceSampler(200, 0.6, 0.4, slice_len=1),
+    ),
+    SamplerCase(
+        "prioritized slices with a span",
+        lambda: PrioritizedSliceSampler(200, 0.6, 0.4, num_slices=2, span=(False, True), strict_length=False),
+        True,
+        lambda: PrioritizedSliceSampler(200, 0.6, 0.4, num_slices=1),
+    ),
     SamplerCase("without replacement", SamplerWithoutReplacement),
     SamplerCase("without replacement, stored order", lambda: SamplerWithoutReplacement(shuffle=False)),
     SamplerCase("without replacement, drop last", lambda: SamplerWithoutReplacement(drop_last=True)),

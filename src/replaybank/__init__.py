@@ -13,14 +13,31 @@ from replaybank.errors import (
     ReplaybankError,
     UnsupportedFeatureError,
 )
-from replaybank.samplers import RandomSampler, Sampler, SliceSampler
-from replaybank.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
+from replaybank.samplers import (
+    ConsumingSampler,
+    RandomSampler,
+    Sampler,
+    SamplerEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
+)
+from replaybank.storages import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    StorageEnsemble,
+    TensorStorage,
+)
 from replaybank.trajectories import TrajectoryIndex, split_trajectories
 from replaybank.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
 
 __version__ = version("replaybank")
 
 __all__ = [
+    "ConsumingSampler",
     "CorruptRecordError",
     "DataFormatError",
     "ImmutableDatasetWriter",
@@ -37,8 +54,13 @@ __all__ = [
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
+    "SamplerEnsemble",
+    "SamplerWithoutReplacement",
     "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "Storage",
+    "StorageEnsemble",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",

@@ -67,3 +67,52 @@ def trajectory_cut_windows(
 def trajectory_expand(
     columns: int, first: int, steps: int, n: int, length: int, time: int, column: int, ends: int, /
 ) -> None: ...
+
+# --- csrc/slice_starts.hpp: the index as above, then what is named.
+def slice_starts(*index_and_start_count_needed_first_steps_mask: int) -> None: ...
+def slice_repeat(values: int, wide: bool, steps: int, n: int, out: int) -> None: ...
+def slice_spans(*index_and_items_n_slice_len_columns_first_steps: int) -> int: ...
+
+# --- csrc/sum_tree.hpp: a tree is where it is, its number of leaves, and whether they are float64.
+def tree_simd(set: int = -1) -> int: ...
+def all_are(numbers: int, n: int, value: int) -> bool: ...
+def tree_levels(capacity: int, wide: bool) -> list[int]: ...
+def tree_top(base: int, capacity: int, wide: bool) -> tuple[float, float, float]: ...
+def tree_update(
+    base: int,
+    capacity: int,
+    wide: bool,
+    limit: int,
+    items: int,
+    count: int,
+    values: int,
+    wide_values: bool,
+    step: int,
+    eps: float,
+    alpha: float,
+    skip: bool,
+    stale: int,
+) -> tuple[int, int, float]: ...
+def tree_fill(base: int, capacity: int, wide: bool, first: int, count: int, weight: float) -> bool: ...
+def tree_refresh(base: int, capacity: int, wide: bool) -> int: ...
+def tree_select_run(
+    base: int, capacity: int, wide: bool, source: int, mask: int, first: int, count: int
+) -> bool: ...
+def tree_select(
+    base: int, capacity: int, wide: bool, source: int, mask: int, items: int, count: int
+) -> bool: ...
+def tree_draw(
+    base: int,
+    capacity: int,
+    wide: bool,
+    values: int,
+    count: int,
+    shares: bool,
+    stratified: bool,
+    beta: float,
+    stamp: int,
+    items: int,
+    weights: int,
+    importance: int,
+    stamps: int,
+) -> bool: ...

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from buffers.doubles import InOrder, Remembers
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.random import RandomSampler
+from replaybank.samplers.slice import SliceSampler
 from replaybank.storages.list import ListStorage
 from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 from replaybank.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -266,3 +267,49 @@ def test_a_list_of_tensordicts_is_saved_and_loaded(tmp_path: Path) -> None:
     other = TensorDictReplayBuffer(storage=ListStorage(10), batch_size=2)
     other.loads(tmp_path)
     assert [item["n"].tolist() for item in other.storage[:]] == [[0, 1], [0, 1, 2]]
+
+
+def episodes(*lengths: int, trailing: bool = True) -> TensorDict:
+    steps = sum(lengths)
+    done = torch.zeros(steps, dtype=torch.bool)
+    done[torch.tensor(lengths).cumsum(0) - 1] = True
+    terminated = done & (torch.arange(steps) > steps // 2)
+    if trailing:
+        done, terminated = done[:, None], terminated[:, None]
+    return TensorDict(
+        {"n": torch.arange(steps), "next": {"done": done, "terminated": terminated}}, batch_size=[steps]
+    )
+
+
+@pytest.mark.parametrize("trailing", [True, False])
+def test_a_buffer_says_of_slices_what_their_sampler_says(trailing: bool) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=3), batch_size=12
+    )
+    buffer.extend(episodes(4, 3, 6, 5, trailing=trailing))
+    for seed in range(20):
+        buffer.set_rng(torch.Generator().manual_seed(seed))
+        sample, info = buffer.sample(return_info=True)
+        sampler = SliceSampler(slice_len=3)
+        sampler.generator = torch.Generator().manual_seed(seed)
+        index, expected = sampler.sample(buffer.storage, 12)
+        assert torch.equal(sample["n"], index[0])
+        for name in ("truncated", "done", "terminated"):
+            assert expected["next", name].shape == (12, 1)
+            assert torch.equal(info["next", name], expected["next", name])
+            assert torch.equal(sample["next", name], expected["next", name])
+
+
+def test_a_sampler_whose_user_wrote_another_sample_is_asked_for_that() -> None:
+    class Backwards(SliceSampler):
+        def sample(self, storage: Any, batch_size: int) -> Any:
+            (time,), info = super().sample(storage, batch_size)
+            return (time.flip(0),), {key: value.flip(0) for key, value in info.items()}
+
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20), sampler=Backwards(slice_len=3), batch_size=6
+    )
+    buffer.extend(episodes(4, 3, 6))
+    sample = buffer.sample()
+    assert (sample["n"].diff()[:2] == -1).all()
+    assert sample["next", "truncated"].ravel().tolist() == [True, False, False] * 2

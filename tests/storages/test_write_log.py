@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -247,6 +248,35 @@ def test_a_shared_log_shows_what_another_process_wrote() -> None:
 def test_a_log_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="rows=0"):
         WriteLog(0)
+
+
+def test_the_rows_appended_since_any_total_are_known_with_their_numbers() -> None:
+    log = WriteLog(5)
+    log.append(0, 3)
+    log.append(3, 4)
+    log.append(1, 1, set_cursor=False)
+    assert log.appended_since(0) == [(0, 7, 0), (1, 1, 7)]
+    assert log.appended_since(6) == [(1, 1, 6), (1, 1, 7)]
+    assert log.appended_since(8) == []
+    log.touch(torch.tensor([2]))
+    log.clear()
+    log.append(0, 2)
+    assert log.appended_since(7) == [(1, 1, 7), (0, 2, 8)]
+    log.load_state_dict(log.state_dict())
+    assert log.appended_since(9) is None  # what led to the loaded state is not known
+    assert log.appended_since(10) == []
+    log.append(2, 1)
+    assert log.appended_since(10) == [(2, 1, 10)]
+    for k in range(RING):
+        log.append(3 * (k % 2), 1, set_cursor=False)
+    assert log.appended_since(10) is None
+
+
+def test_sending_an_unshared_log_to_a_process_leaves_it_whole() -> None:
+    log = WriteLog(5)
+    ForkingPickler.dumps(log)
+    log.append(0, 3)
+    assert int(log.state[1]) == log.total == 3
 
 
 def test_the_changes_of_an_epoch_are_those_since_it_began() -> None:

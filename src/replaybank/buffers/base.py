@@ -130,6 +130,9 @@ class ComposedBuffer(Stateful):
     def _join(self) -> None:
         """Let the parts know each other, after one was made or replaced."""
         self._writer.register_storage(self._storage)
+        self._sampler.register_storage(self._storage)
+        if self._shared:
+            self._sampler.share_memory_()
         if self._generator is not None:
             self._sampler.generator = self._generator
         given = self._given_dim_extend
@@ -204,6 +207,7 @@ class ComposedBuffer(Stateful):
             new = parts.storage_of(storage)
             if self._shared:
                 parts.check_shareable(new)
+            self._sampler.register_storage(new)
             old, self._storage = self._storage, new
             if collate_fn is not None:
                 self._collate_fn = collate_fn
@@ -216,6 +220,7 @@ class ComposedBuffer(Stateful):
         with self._writing:
             new = parts.sampler_of(sampler)
             self._check_drop_last(new)
+            new.register_storage(self._storage)
             old, self._sampler = self._sampler, new
             self._join()
             self._drop_ahead()

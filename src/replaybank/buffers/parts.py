@@ -121,3 +121,13 @@ def may_pin() -> bool:
     if not there:
         warnings.warn("pin_memory=True is ignored: there is no accelerator here.", stacklevel=3)
     return bool(there)
+
+
+def draw_of(sampler: Sampler) -> Callable[[Any, int], tuple[Any, dict[Any, Any]]]:
+    """How a buffer asks a sampler: by ``draw``, unless what its user wrote is a ``sample``."""
+    for owner in (sampler, *type(sampler).__mro__):
+        if "draw" in vars(owner):
+            return sampler.draw
+        if "sample" in vars(owner):
+            return sampler.sample
+    return sampler.draw

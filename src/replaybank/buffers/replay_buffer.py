@@ -13,7 +13,9 @@ from torch import Tensor
 from replaybank.buffers import saving, view
 from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
+from replaybank.buffers.parts import draw_of
 from replaybank.buffers.prefetch import Batch
+from replaybank.samplers.base import FromItems, completed
 
 if TYPE_CHECKING:
     from replaybank.checkpoint import StrPath
@@ -89,6 +91,7 @@ class ReplayBuffer(ComposedBuffer):
             data = self._transform.inv(data)
         if data is None:
             return self._no_index(), None
+        self._sampler.check_write(self._storage, data, single=True)
         index = self._writer.add(data)
         if index is not None:
             self._sampler.add(index)
@@ -124,6 +127,7 @@ class ReplayBuffer(ComposedBuffer):
             return self._no_index(), None
         if self._dim_extend:
             data = time_to_front(data, self._dim_extend)
+        self._sampler.check_write(self._storage, data)
         index = self._writer.extend(data)
         kept = index if self._writer.keeps_all else index[index >= 0]
         if kept.numel():
@@ -208,8 +212,15 @@ class ReplayBuffer(ComposedBuffer):
     def _draw(self, size: int, info_in_sample: bool) -> Batch:
         with self._lock.lock:
             sampler, storage = self._sampler, self._storage
-            index, info = sampler.sample(storage, size)
-            data = self._assemble(storage.get(index), info_in_sample)
+            index, info = draw_of(sampler)(storage, size)
+            items = storage.get(index)
+            if is_tensor_collection(items):
+                for key, value in info.items():
+                    if type(value) is FromItems:
+                        info[key] = value.of(items.get(value.key))
+            else:
+                completed(storage, info, index)
+            data = self._assemble(items, info_in_sample)
             if self._index_device is not None:
                 index = _to_device(index, self._index_device)
             info["index"] = index

@@ -222,17 +222,31 @@ def _put_info(batch: Batch) -> None:
     data = batch.data
     if not is_tensor_collection(data):
         return
-    inner, shape, device = entries_to_set(data), data.batch_size, data.device
-    if len(shape) != 1 or (device is not None and device.type != "cpu"):
-        inner = None
+    shape, device = data.batch_size, data.device
+    flat = len(shape) == 1 and (device is None or device.type == "cpu")
     for key, value in batch.info.items():
         if type(value) is tuple:
             value = torch.stack(value, -1)
-        plain = type(key) is str and type(value) is Tensor and value.is_cpu
-        if inner is not None and plain and value.shape[:1] == shape:
-            inner[key] = value  # checks of what is seen to fit would take longer than the draw
-        else:
+        # Checks of what is seen to fit would take longer than the draw.
+        fits = flat and type(value) is Tensor and value.is_cpu and value.shape[:1] == shape
+        entries = _entries_above(data, key) if fits else None
+        if entries is None:
             _put_checked(data, key, value)
+        else:
+            entries[key if type(key) is str else key[-1]] = value
+
+
+def _entries_above(data: Any, key: Any) -> dict[str, Any] | None:
+    """The entries among which ``key`` is, if tensors that are seen to fit may be set there."""
+    entries = entries_to_set(data)
+    if type(key) is str or entries is None:
+        return entries
+    for part in key[:-1]:
+        inner = entries.get(part)
+        entries = None if inner is None or inner.batch_size != data.batch_size else entries_to_set(inner)
+        if entries is None:
+            return None
+    return entries
 
 
 def _put_checked(data: Any, key: Any, value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,27 @@ Index: TypeAlias = "Tensor | tuple[Tensor, ...]"
 
 InfoKey: TypeAlias = "str | tuple[str, ...]"
 """Key of an extra in a sample; a tuple is nested."""
+
+
+class FromItems(NamedTuple):
+    """An entry of the info that the items themselves hold: whoever reads them takes it from there.
+
+    Looking it up in the storage too would wait for the same memory twice.
+
+    Args:
+        key: path of the leaf.
+        also: bool ``[B, 1]``, true where the entry is true whatever the items say.
+    """
+
+    key: tuple[str, ...]
+    also: Tensor | None
+
+    def of(self, stored: Tensor) -> Tensor:
+        """The entry, bool ``[B, 1]``, from the leaf of the items, ``[B]`` or ``[B, 1]``."""
+        value = stored if stored.dtype == torch.bool else stored != 0
+        if value.dim() == 1:
+            value = value.unsqueeze(-1)
+        return value if self.also is None else value | self.also
 
 
 class SampledStorage(StepSource, Protocol):
@@ -75,6 +96,24 @@ class Sampler(Stateful):
             RuntimeError: the storage is empty.
         """
 
+    def draw(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:
+        """As :meth:`sample`, for a caller who reads the items: the info may hold :class:`FromItems`."""
+        return self.sample(storage, batch_size)
+
+    def register_storage(self, storage: SampledStorage) -> None:
+        """Hear which storage will be sampled.
+
+        Raises:
+            ValueError: the sampler has no room for what it holds.
+        """
+
+    def check_write(self, storage: Any, data: Any, *, single: bool = False) -> None:
+        """Hear what is about to be written: items, or a ``single`` time row.
+
+        Raises:
+            ValueError: the sampler would have no room for it; nothing has been written.
+        """
+
     def add(self, index: Any) -> None:
         """Hear that the writer wrote one item."""
 
@@ -114,6 +153,10 @@ class Sampler(Stateful):
     def empty(self) -> None:
         """Forget everything: the buffer was emptied."""
 
+    def share_memory_(self) -> Sampler:
+        """Move what processes have to agree on to shared memory. Here: nothing."""
+        return self
+
     def state_dict(self) -> dict[str, Any]:
         """The full state: tensors and plain values. Here: none."""
         return {}
@@ -135,6 +178,19 @@ def refuse_empty(storage: SampledStorage) -> int:
     if n == 0:
         raise RuntimeError("Cannot sample from an empty storage.")
     return n
+
+
+def completed(storage: SampledStorage, info: dict[InfoKey, Any], index: Index) -> dict[InfoKey, Any]:
+    """The info of a ``draw`` as ``sample`` gives it: what the items hold read from the storage. O(B)."""
+    for key, value in info.items():
+        if isinstance(value, FromItems):
+            if storage.ndim == 1:
+                stored = storage.read_leaf(value.key, index if isinstance(index, Tensor) else index[0])
+            else:
+                # A view of all rows: reading whole rows would copy every column.
+                stored = storage.read_leaf(value.key, slice(0, storage.shape[0]))[index]
+            info[key] = value.of(stored)
+    return info
 
 
 def unravel_columns(column: Tensor, columns: tuple[int, ...]) -> tuple[Tensor, ...]:

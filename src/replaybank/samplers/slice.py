@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, refuse_empty
+from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, completed, refuse_empty
 from replaybank.samplers.slicing import Slicing, check_sizes, none_long_enough, pair_of, reach_of, shape_of
 
 
@@ -114,6 +114,11 @@ class SliceSampler(Sampler):
             KeyError: the storage has none of the keys asked for.
             ValueError: a ``span`` is not below the length of slices.
         """
+        index, info = self.draw(storage, batch_size)
+        return index, completed(storage, info, index)
+
+    def draw(self, storage: SampledStorage, batch_size: int) -> tuple[tuple[Tensor, ...], dict[InfoKey, Any]]:
+        """As :meth:`sample`, but ``done`` and ``terminated`` are left to whoever reads the items."""
         refuse_empty(storage)
         count, slice_len = shape_of(batch_size, self.num_slices, self.slice_len)
         left, right = reach_of(self.span, slice_len)
@@ -122,7 +127,7 @@ class SliceSampler(Sampler):
         slices = index.draw(count, slice_len, left=left, right=right, generator=self.generator)
         if slices.total == 0 < count:
             raise none_long_enough(index, slice_len)
-        return self._slicing.sample_of(storage, index, slices, self.truncated_key)
+        return self._slicing.draw_of(storage, index, slices, self.truncated_key)
 
     def empty(self) -> None:
         """Forget the index: the buffer was emptied. O(1)."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, refuse_empty
+from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, completed, refuse_empty
 from replaybank.samplers.follow import Follower
 from replaybank.samplers.passes import Pass
 from replaybank.samplers.slice import SliceSampler
@@ -122,6 +122,11 @@ class SliceSamplerWithoutReplacement(Sampler):
             KeyError: the storage has none of the keys asked for.
             ValueError: there are fewer eligible trajectories than slices in a batch, with ``drop_last=True``.
         """
+        index, info = self.draw(storage, batch_size)
+        return index, completed(storage, info, index)
+
+    def draw(self, storage: SampledStorage, batch_size: int) -> tuple[tuple[Tensor, ...], dict[InfoKey, Any]]:
+        """As :meth:`sample`, but ``done`` and ``terminated`` are left to whoever reads the items."""
         refuse_empty(storage)
         count, slice_len = shape_of(batch_size, self.num_slices, self.slice_len)
         index = self._slicing.index_of(storage)
@@ -140,7 +145,7 @@ class SliceSamplerWithoutReplacement(Sampler):
             name="trajectories",
         )
         slices = index.slices_of(ranks, slice_len, generator=self.generator)
-        return self._slicing.sample_of(storage, index, slices, self.truncated_key)
+        return self._slicing.draw_of(storage, index, slices, self.truncated_key)
 
     @property
     def ran_out(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
-from replaybank.samplers.base import InfoKey, SampledStorage, unravel_columns
+from replaybank.samplers.base import FromItems, InfoKey, SampledStorage, unravel_columns
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.index import Slices, TrajectoryIndex
 from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal, Key
@@ -127,14 +127,14 @@ class Slicing:
 
     # ---- what goes into the sample
 
-    def sample_of(
+    def draw_of(
         self,
         storage: SampledStorage,
         index: TrajectoryIndex,
         slices: Slices,
         truncated_key: InfoKey | None,
     ) -> tuple[tuple[Tensor, ...], dict[InfoKey, Any]]:
-        """Slices as what a sampler gives. O(steps).
+        """Slices as what a sampler's ``draw`` gives. O(steps).
 
         Args:
             storage: where they lie.
@@ -143,9 +143,10 @@ class Slicing:
             truncated_key: key of the last steps in the info; ``None`` for no info.
 
         Returns:
-            A tuple of int64 ``[B]``, one a dimension of the storage, and bools ``[B, 1]``: under
-            ``truncated_key`` the last step of each slice; under its sibling ``done`` that or the stored one;
-            under its sibling ``terminated`` the stored one, False if there is none.
+            A tuple of int64 ``[B]``, one a dimension of the storage, and bools ``[B, 1]``, or what says how
+            to take them from the items: under ``truncated_key`` the last step of each slice; under its
+            sibling ``done`` that or the stored one; under its sibling ``terminated`` the stored one, False if
+            there is none.
         """
         time, column, ends = index.expand(slices)
         where: tuple[Tensor, ...] = (time,)
@@ -153,36 +154,21 @@ class Slicing:
             if column is None:
                 column = torch.zeros_like(time)
             where = (time, *unravel_columns(column, storage.columns))
-        return where, self._info(storage, where, ends, truncated_key)
-
-    def _info(
-        self, storage: SampledStorage, where: tuple[Tensor, ...], ends: Tensor, key: InfoKey | None
-    ) -> dict[InfoKey, Any]:
-        if key is None:
-            return {}
+        if truncated_key is None:
+            return where, {}
         device = storage.device
         truncated = ends if device is None or device.type == "cpu" else ends.to(device)
-        parent = () if isinstance(key, str) else key[:-1]
-        done = self._stored(storage, (*parent, "done"), where)
-        terminated = self._stored(storage, (*parent, "terminated"), where)
-        return {
-            key: truncated,
-            _like(key, "done"): truncated.clone() if done is None else done | truncated,
-            _like(key, "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
+        parent = () if isinstance(truncated_key, str) else truncated_key[:-1]
+        done, terminated = (*parent, "done"), (*parent, "terminated")
+        return where, {
+            truncated_key: truncated,
+            _like(truncated_key, "done"): FromItems(done, truncated)
+            if done in self._keys
+            else truncated.clone(),
+            _like(truncated_key, "terminated"): FromItems(terminated, None)
+            if terminated in self._keys
+            else torch.zeros_like(truncated),
         }
-
-    def _stored(self, storage: SampledStorage, key: Key, where: tuple[Tensor, ...]) -> Tensor | None:
-        """The stored bools of the steps, ``[B, 1]``, None if there are none."""
-        if key not in self._keys:
-            return None
-        if storage.ndim == 1:
-            value = storage.read_leaf(key, where[0])
-        else:
-            # A view of all rows: reading whole rows would copy every column.
-            value = storage.read_leaf(key, slice(0, storage.shape[0]))[where]
-        if value.dtype != torch.bool:
-            value = value != 0
-        return value.unsqueeze(-1) if value.dim() == 1 else value
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

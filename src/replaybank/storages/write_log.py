@@ -13,7 +13,8 @@ RING = 4096
 """Events kept. A follower that is more events behind reads everything: 96 KiB buy 4096 writes apart."""
 
 # Places in the header, which lies before the ring in the same tensor.
-_EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES = range(6)
+_EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES, _BASE = range(7)
+# _BASE: the total from which on the events in the ring tell what was appended.
 _EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 _HEADER = 16
 # An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
@@ -231,6 +232,7 @@ class WriteLog:
         self._ints[_LENGTH] = count
         self._ints[_CURSOR] = count % self.rows
         self._ints[_TOTAL] += count
+        self._ints[_BASE] = self._ints[_TOTAL]
         self._cut[count % self.rows] = True
         self._cut[0] = not wraps
 
@@ -290,6 +292,30 @@ class WriteLog:
                 )
         return LogChanges(False, appended, touched)
 
+    def appended_since(self, total: int) -> list[tuple[int, int, int]] | None:
+        """The rows appended after the first ``total`` ever. O(events since).
+
+        Returns:
+            Runs ``(start, count, number)``, the newest last: ``count`` rows (more than ``rows`` if they went
+            round) from slot ``start`` (modulo ``rows``) on, of which the first was the ``number``-th ever
+            written, from 0. None if that is not remembered.
+        """
+        ints = self._ints
+        events, number = ints[_EVENTS], ints[_TOTAL]
+        if total < ints[_BASE]:
+            return None if total < number else []
+        runs: list[tuple[int, int, int]] = []
+        for event in range(events - 1, max(events - RING, 0) - 1, -1):
+            if number <= total:
+                break
+            at = _HEADER + _FIELDS * (event % RING)
+            if ints[at] == _APPENDED:
+                count = min(ints[at + 2], number - total)
+                number -= count
+                start = (ints[at + 1] + ints[at + 2] - count) % self.rows
+                runs.append((start, count, number))
+        return None if number > total else runs[::-1]
+
     def share_memory_(self) -> WriteLog:
         """Move the state to shared memory, so that processes it is sent to see one log."""
         self.state.share_memory_()
@@ -316,10 +342,14 @@ class WriteLog:
         self._ints[_EPOCH] = max(epoch, int(header[_EPOCH])) + 1
         # The ring is this log's own: the events in it stay numbered as they were.
         self._ints[_EVENTS] = events
+        self._ints[_BASE] = self._ints[_TOTAL]
         self._begin_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"rows": self.rows, "state": self.state, "cut": self.cut}
+        if self.state.is_shared():
+            return {"rows": self.rows, "state": self.state, "cut": self.cut}
+        # Sending a tensor to a process moves its memory under our feet: what is not shared is copied.
+        return {"rows": self.rows, "state": self.state.clone(), "cut": self.cut.clone()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -57,11 +57,12 @@ class TrajectoryIndex:
             neighbours of rows that were replaced.
         min_length: least number of steps of an eligible trajectory.
         length: number of valid rows at the last sync.
+        rebuilds: how often everything was read.
     """
 
     def __init__(self, signal: EndSignal | None) -> None:
         self.signal = signal
-        self.signals_read = 0
+        self.signals_read = self.rebuilds = 0
         self.min_length = 1
         self.length = 0
         self._rows = self._columns = 0
@@ -136,6 +137,7 @@ class TrajectoryIndex:
         self._log, self._mark = log, mark
 
     def _rebuild(self, signal: EndSignal, storage: StepSource, log: WriteLog, columns: int) -> None:
+        self.rebuilds += 1
         self._allocate(log.rows, columns)
         self.length = length = log.length
         self._set_view()
@@ -360,6 +362,51 @@ class TrajectoryIndex:
             ends.data_ptr(),
         )
         return time, column, ends
+
+    def starts(self, mask: Tensor, needed: int, *, first_steps: bool, start: int, count: int) -> None:
+        """Mark the slots where slices may start, in a run of rows. O(count).
+
+        Args:
+            mask: bool, one a slot, row by row; written.
+            needed: steps that must fit before the trajectory's end.
+            first_steps: whether the first step of every trajectory counts too.
+            start: the first row, in ``[0, length)``.
+            count: number of rows (modulo ``length``), at most ``length``.
+        """
+        _native.slice_starts(*self._view, start, count, needed, first_steps, mask.data_ptr())
+
+    def slices_from(self, items: Tensor, slice_len: int) -> Slices:
+        """Slices from given slots on, of ``slice_len`` steps or up to their trajectory's end. O(1) each.
+
+        Args:
+            items: int64 ``[S]``, slots numbered row by row.
+            slice_len: at least 1.
+
+        Raises:
+            IndexError: a slot is out of range.
+        """
+        count = items.numel()
+        runs = torch.empty(3, count, dtype=torch.int64)
+        at, size = runs.data_ptr(), 8 * count
+        total = _native.slice_spans(
+            *self._view, items.data_ptr(), count, slice_len, at, at + size, at + 2 * size
+        )
+        if total < 0:
+            raise IndexError(f"Slot {int(items[-1 - total])} is out of range.")
+        return Slices(runs, total)
+
+
+def repeat(values: Tensor, slices: Slices) -> Tensor:
+    """One value ``[S]`` of 4 or 8 bytes a slice for each of its steps, ``[B]``. O(steps).
+
+    (``torch.repeat_interleave`` starts threads for any size, and hangs in a forked child.)
+    """
+    out = torch.empty(slices.total, dtype=values.dtype)
+    at, count = slices.runs.data_ptr(), values.numel()
+    _native.slice_repeat(
+        values.data_ptr(), values.dtype.itemsize == 8, at + 16 * count, count, out.data_ptr()
+    )
+    return out
 
 
 def _close(ends: Tensor) -> Tensor:

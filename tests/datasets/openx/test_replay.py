@@ -147,6 +147,31 @@ def test_one_for_is_one_epoch_with_a_batch_size_too(root: Path) -> None:
     assert len(list(open_arm(root, 600, slice_len=3))) == 1
 
 
+def test_without_replacement_a_for_gives_a_slice_of_each_long_enough_trajectory(root: Path) -> None:
+    dataset = open_arm(root, 6, slice_len=3, replacement=False)
+    for _ in range(3):
+        drawn = [part for batch in dataset for part in slices(batch, 3)]
+        assert sorted(episode for episode, _ in drawn) == [0, 2, 3, 4]
+    dataset.sample()
+    assert len(list(dataset)) == 1  # the rest of the pass that sample() began
+
+
+def test_without_replacement_and_slices_a_for_gives_each_step_once(root: Path) -> None:
+    dataset = open_arm(root, 5, replacement=False)
+    drawn = [batch["index"].ravel().tolist() for batch in dataset]
+    assert [len(batch) for batch in drawn] == [5, 5, 5, 5, 2]
+    assert sorted(index for batch in drawn for index in batch) == list(range(STEPS))
+
+
+def test_in_order_without_replacement(root: Path) -> None:
+    steps = [
+        batch["index"].ravel().tolist() for batch in open_arm(root, 11, replacement=False, shuffle=False)
+    ]
+    assert steps == [list(range(11)), list(range(11, 22))]
+    drawn = open_arm(root, 6, slice_len=3, replacement=False, shuffle=False)
+    assert [batch["episode"][::3].tolist() for batch in drawn] == [[0, 2], [3, 4]]
+
+
 def test_iterating_and_sampling_do_not_disturb_each_other(root: Path) -> None:
     """C84."""
     dataset = open_arm(root, slice_len=3)
@@ -210,6 +235,7 @@ def test_nothing_can_be_written_to_it(root: Path) -> None:
         ({"pad": 0}, RuntimeError, "pad"),
         ({"pad": True}, RuntimeError, "pad"),
         ({"slice_len": 3, "shuffle": False}, RuntimeError, "replacement=False"),
+        ({"shuffle": False}, RuntimeError, "replacement=False"),
         ({"download": "again"}, ValueError, "'again'"),
         ({"streaming": None}, NotImplementedError, "streaming=False"),
         ({"streaming": None, "download": True}, NotImplementedError, "source="),

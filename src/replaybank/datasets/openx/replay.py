@@ -20,6 +20,8 @@ from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.samplers.base import Sampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
+from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -48,11 +50,13 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         dataset_id: name of the dataset; with ``source`` a path, any name to keep it under.
         batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
             gives whole trajectories.
-        shuffle: draw in random order. ``False`` needs ``replacement=False`` where slices are drawn.
+        shuffle: draw in random order. ``False`` with slices or a batch size needs
+            ``replacement=False``.
         num_slices: number of slices in a batch; excludes ``slice_len``.
         slice_len: steps in a slice; excludes ``num_slices``.
         pad: only for streaming.
-        replacement: draw with replacement, the default here.
+        replacement: draw with replacement, the default here. ``False``: each trajectory (with slices) or each
+            step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: must be ``False`` in this version, which converts and stores.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
         download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
@@ -135,14 +139,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         self.strict_length = strict_length
         self.path = _locate(dataset_id, source, root, split, force=download == "force")
         if sampler is None:
-            sampler = RandomSampler()
-            if num_slices is not None or slice_len is not None:
-                sampler = SliceSampler(
-                    num_slices=num_slices,
-                    slice_len=slice_len,
-                    traj_key="episode",
-                    strict_length=strict_length,
-                )
+            sampler = self._sampler_for(replacement is not False)
         self.dataset = DatasetStorage(self.path)
         super().__init__(
             storage=self.dataset,
@@ -155,6 +152,20 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             batch_size=batch_size,
             generator=generator,
         )
+
+    def _sampler_for(self, replacement: bool) -> Sampler:
+        """The sampler that the arguments ask for."""
+        if self.num_slices is None and self.slice_len is None:
+            return RandomSampler() if replacement else SamplerWithoutReplacement(shuffle=self.shuffle)
+        slices: dict[str, Any] = {
+            "num_slices": self.num_slices,
+            "slice_len": self.slice_len,
+            "traj_key": "episode",
+            "strict_length": self.strict_length,
+        }
+        if replacement:
+            return SliceSampler(**slices)
+        return SliceSamplerWithoutReplacement(**slices, shuffle=self.shuffle)
 
     @property
     def num_episodes(self) -> int:
@@ -176,12 +187,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         return self[start : start + length]
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch: as many batches as the steps make, or, without a batch size, each trajectory once."""
-        if self.batch_size is not None:
-            for _ in range(max(1, len(self) // self.batch_size)):
-                yield self.sample()
-            return
-        yield from self._trajectories()
+        """One epoch.
+
+        Without a batch size, each trajectory once. With one, the rest of the pass where draws are without
+        replacement, else as many batches as the steps make.
+        """
+        if self.batch_size is None:
+            return self._trajectories()
+        if self.sampler.exhaustible:
+            return super().__iter__()
+        return (self.sample() for _ in range(max(1, len(self) // self.batch_size)))
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
@@ -245,10 +260,11 @@ def _check(
         raise NotImplementedError("this version does not stream: pass streaming=False")
     if download is True:
         raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
-    if not shuffle and sliced and replacement is not False:
-        raise RuntimeError("shuffle=False draws each trajectory once: pass replacement=False with it")
-    if replacement is False:
-        raise NotImplementedError("this version draws with replacement only: leave replacement out")
+    drawn = sliced or batch_size is not None
+    if not shuffle and drawn and replacement is not False and sampler is None:
+        raise RuntimeError(
+            "shuffle=False takes each trajectory or step once, in order: pass replacement=False with it"
+        )
     if split_trajs:
         raise NotImplementedError("this version does not store padded trajectories; see split_trajectories")
 

@@ -1,0 +1,523 @@
+"""The priorities of a storage's items: what prioritized samplers share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableSequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from replaybank import _native
+from replaybank.samplers.base import SampledStorage
+from replaybank.samplers.generations import overwritten
+from replaybank.samplers.item_index import item_numbers
+from replaybank.storages.write_log import WriteLog
+from replaybank.weights.sum_tree import SumTree
+
+# Whole numbers of the state. The epoch and the total are the log's at the last look; KNOWN is the number of
+# items that had a weight then; the last two belong to slices.
+EPOCH, TOTAL, KNOWN, NEEDED, FIRST_STEPS = range(5)
+# Real ones.
+ALPHA, BETA, EPS, LARGEST = range(4)
+
+_UNSEEN, _LOADED = -1, -2
+"""In place of an epoch: no storage has been looked at; a state was loaded, and its storage not yet seen."""
+
+
+class PriorityTable:
+    """A weight ``(priority + eps)^alpha`` for every item of a storage, kept current by its write log.
+
+    New items get the weight of the largest priority, whoever wrote them; an item whose content was replaced
+    in its place keeps its own. What has been followed is part of the state, so that processes that share a
+    table do not give new items their first weight twice.
+
+    Not thread-safe: the sampler's lock guards it. Shared between processes after :meth:`share_memory_`;
+    between processes, the buffer's lock guards it.
+
+    Args:
+        capacity: number of items there is room for.
+        alpha: exponent of priorities.
+        beta: exponent of importance weights.
+        eps: added to priorities.
+        dtype: of the weights.
+        within_buffer: the largest priority is that of the items now there, not of all there ever were.
+        on_cpu: the weights stay on the CPU, wherever the storage is.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        alpha: float | Tensor,
+        beta: float | Tensor,
+        eps: float,
+        dtype: torch.dtype,
+        within_buffer: bool,
+        *,
+        on_cpu: bool = False,
+    ) -> None:
+        if dtype not in (torch.float32, torch.float64):
+            raise NotImplementedError(
+                f"dtype={dtype}: priorities are kept in torch.float32 or torch.float64."
+            )
+        if capacity < 1:
+            raise ValueError(f"max_capacity={capacity}: give at least 1.")
+        if not 0 <= float(eps) < math.inf:
+            raise ValueError(f"eps={eps}: give a finite number of at least 0.")
+        self.within_buffer = within_buffer
+        self.on_cpu = on_cpu
+        self.tree = SumTree(capacity, dtype)
+        self.ints = torch.zeros(8, dtype=torch.int64)
+        self.reals = torch.zeros(4, dtype=torch.float64)
+        self.reals[EPS] = float(eps)
+        self._view()
+        self._forget_storage()
+        self.number[EPOCH] = _UNSEEN
+        self.real[LARGEST] = -1.0
+        self._uniforms = torch.empty(0, dtype=torch.float64)
+        self._given: list[Any] = [0.0, 0.0]
+        self.set_exponent(ALPHA, alpha)
+        self.set_exponent(BETA, beta)
+
+    def _view(self) -> None:
+        # A tensor element takes microseconds to read, a memoryview's 40 ns; other processes' writes show too.
+        self.number: MutableSequence[int] = memoryview(self.ints.numpy())  # type: ignore[arg-type, assignment]
+        self.real: MutableSequence[float] = memoryview(self.reals.numpy())  # type: ignore[arg-type, assignment]
+
+    def _forget_storage(self) -> None:
+        self._log: WriteLog | None = None
+        self._ndim = 1
+        self._columns: tuple[int, ...] = ()
+        self._width = 1
+        # Items that were given weight 0 before any storage was seen: others have it for want of any.
+        self._zeroed: set[int] = set()
+
+    # ---- alpha, beta, eps
+
+    def exponent(self, which: int) -> Any:
+        """``alpha`` or ``beta``, as it was given where that still holds."""
+        given = self._given[which]
+        return given if isinstance(given, Tensor) else self.real[which]
+
+    def beta(self) -> float:
+        """The exponent of importance weights."""
+        given = self._given[BETA]
+        return float(given) if isinstance(given, Tensor) else self.real[BETA]
+
+    def set_exponent(self, which: int, value: float | Tensor) -> bool:
+        """Set ``alpha`` or ``beta``; whether the weights have changed. O(N) for another ``alpha``.
+
+        Raises:
+            ValueError: it is negative, infinite or NaN.
+        """
+        name = "alpha" if which == ALPHA else "beta"
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}: give one number.")
+        number = float(value)
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name}={number}: give a finite number of at least 0.")
+        self._given[which] = value
+        if which == BETA:
+            self.real[BETA] = number
+            return False
+        return self._reweight(number)
+
+    def _reweight(self, alpha: float) -> bool:
+        old = self.real[ALPHA]
+        if alpha == old:
+            return False
+        self.catch_up()
+        leaves = self.tree.leaves[: self.number[KNOWN]] if self._log is not None else self.tree.leaves
+        if self.tree.largest > 0 or (alpha == 0 and self.number[KNOWN]):
+            if old == 0:  # all weights are 1 and the priorities unknown: they count with the maximum
+                self.real[ALPHA] = alpha
+                weights = torch.where(leaves > 0, self._weight(self._largest_seen()), 0.0)
+            elif alpha == 0 and self.number[KNOWN]:
+                weights = torch.ones_like(leaves)
+            else:
+                weights = torch.where(leaves > 0, leaves.double().pow(alpha / old), 0.0)
+            self.tree.set_leaves(weights)
+        self.real[ALPHA] = alpha
+        return True
+
+    def _weight(self, priority: float) -> float:
+        return float((priority + self.real[EPS]) ** self.real[ALPHA])
+
+    def _priority(self, weight: float) -> float:
+        """The priority that a weight came from; the largest seen where nobody can know."""
+        alpha = self.real[ALPHA]
+        return max(weight ** (1 / alpha) - self.real[EPS], 0.0) if alpha else self._largest_seen()
+
+    def _largest_seen(self) -> float:
+        largest = self.real[LARGEST]
+        return largest if largest >= 0 else 1.0
+
+    @property
+    def max_priority(self) -> float:
+        """Largest priority that counts, 1 if there is none. O(1)."""
+        if self.within_buffer and self.real[ALPHA] > 0:
+            weight = self.tree.largest
+            return self._priority(weight) if weight > 0 else 1.0
+        return self._largest_seen()
+
+    @property
+    def default_weight(self) -> float:
+        """Weight of a new item. O(1)."""
+        if self.within_buffer and self.real[ALPHA] > 0:
+            # Weights that were inherited count too, and are not to be rounded to and fro.
+            weight = self.tree.largest
+            return weight if weight > 0 else self._weight(1.0)
+        return self._weight(self._largest_seen())
+
+    # ---- following the storage
+
+    def register(self, storage: SampledStorage) -> None:
+        """Hear which storage this is for.
+
+        Raises:
+            ValueError: it holds more items than there is room for.
+        """
+        self._make_room(storage)
+        if storage.log is not self._log:
+            self._enter(storage)
+
+    def _enter(self, storage: SampledStorage) -> None:
+        if self._log is not None:  # another storage: what is known is of no use
+            self.clear()
+        zeroed = self._zeroed
+        self._forget_storage()
+        self._zeroed = zeroed
+        self._log = storage.log
+        self._set_columns(storage)
+        device = storage.device
+        if not self.on_cpu and device is not None and device.type != "cpu" and self.tree.device != device:
+            moved = SumTree(self.tree.capacity, self.tree.dtype, device=device)
+            moved.set_leaves(self.tree.leaves)
+            self.tree = moved
+
+    def _set_columns(self, storage: SampledStorage) -> None:
+        self._ndim = storage.ndim
+        self._columns = tuple(storage.columns)
+        self._width = math.prod(self._columns)
+
+    def follow(self, storage: SampledStorage) -> bool:
+        """Take in what was written since the last call, by whomever. O(k) for k items.
+
+        Returns:
+            Whether a change of ``alpha`` in its tensor changed all weights.
+
+        Raises:
+            ValueError: the storage has grown beyond ``max_capacity``.
+        """
+        log, number = storage.log, self.number
+        changed = False
+        if log is not self._log:
+            self._enter(storage)
+        given = self._given[ALPHA]
+        if isinstance(given, Tensor):
+            changed = self.set_exponent(ALPHA, given)
+        if log.total != number[TOTAL] or log.epoch != number[EPOCH]:
+            if storage.columns != self._columns:
+                self._set_columns(storage)
+            self._make_room(storage)
+            self.catch_up()
+        return changed
+
+    def catch_up(self) -> None:
+        """Take in what was written to the storage last followed."""
+        log, number = self._log, self.number
+        if log is None or (log.total == number[TOTAL] and log.epoch == number[EPOCH]):
+            return
+        if self._ndim != 1 + len(self._columns):
+            return  # written for the first time just now: only the storage knows its columns
+        if log.length * self._width > self.tree.capacity:
+            raise self._outgrown(log.length * self._width)
+        if number[EPOCH] != log.epoch or log.total < number[TOTAL]:
+            self._adopt(log)
+        else:
+            runs = log.appended_since(number[TOTAL])
+            if runs is None:
+                self._give_default(0, log.length)
+            else:
+                self._renew([(start, count) for start, count, _ in runs], log.rows)
+        number[EPOCH], number[TOTAL] = log.epoch, log.total
+        number[KNOWN] = log.length * self._width
+
+    def _adopt(self, log: WriteLog) -> None:
+        """Look at a storage for the first time, or at one of which nothing is known any more."""
+        state, known, there = self.number[EPOCH], self.number[KNOWN], log.length * self._width
+        tree = self.tree
+        if state >= 0 or (state == _UNSEEN and tree.largest == 0 and not self._zeroed):
+            if state >= 0:
+                self.clear()
+            self._give_default(0, log.length)
+            return
+        if tree.capacity > there and bool((tree.leaves[there:] > 0).any()):
+            tree.fill(there, tree.capacity - there, 0.0)
+        if state == _LOADED:
+            if there > known:
+                tree.fill(known, there - known, self.default_weight)
+            if log.total > self.number[TOTAL]:
+                runs = log.appended_since(self.number[TOTAL]) or []
+                self._renew([(start, count) for start, count, _ in runs], log.rows)
+            return
+        # The sampler was told of items before it saw them: those keep what they were given.
+        missing = (tree.leaves[:there] == 0).nonzero().squeeze(-1)
+        if missing.numel():
+            tree.update(missing, torch.tensor(self.default_weight, dtype=torch.float64))
+        zeroed = [item for item in self._zeroed if item < there]
+        if zeroed:
+            tree.update(torch.tensor(zeroed), torch.tensor(0.0))
+        self._zeroed.clear()
+
+    def _renew(self, runs: list[tuple[int, int]], rows: int) -> None:
+        """Give new rows the weight of new items."""
+        if self.within_buffer:  # what they replace does not count
+            for start, count in runs:
+                self._fill(start, count, rows, 0.0)
+        weight = self.default_weight
+        for start, count in runs:
+            self._fill(start, count, rows, weight)
+
+    def _give_default(self, first: int, count: int) -> None:
+        self.tree.fill(first * self._width, count * self._width, self.default_weight)
+
+    def _fill(self, start: int, count: int, rows: int, weight: float) -> None:
+        width, fill = self._width, self.tree.fill
+        if count >= rows:
+            fill(0, rows * width, weight)
+        elif start + count <= rows:
+            fill(start * width, count * width, weight)
+        else:
+            fill(start * width, (rows - start) * width, weight)
+            fill(0, (start + count - rows) * width, weight)
+
+    # ---- room
+
+    def _make_room(self, storage: SampledStorage) -> None:
+        """Grow with the rounding of a storage to whole rows; refuse one that holds too much."""
+        capacity = self.tree.capacity
+        width = math.prod(storage.columns)
+        full = storage.log.rows * width
+        if capacity < full < capacity + width:
+            self.tree.grow(full)
+        elif storage.log.length * width > capacity:
+            raise self._outgrown(storage.log.length * width)
+
+    def _outgrown(self, items: int) -> ValueError:
+        return ValueError(
+            f"The sampler has max_capacity={self.tree.capacity} and the storage {items} items: make the "
+            "sampler at least as large as the storage."
+        )
+
+    def check_rows(self, storage: SampledStorage, rows: int) -> None:
+        """Refuse a write of so many rows before it happens.
+
+        Raises:
+            ValueError: there would then be more items than room.
+        """
+        width = math.prod(storage.columns)
+        items = min(storage.log.rows, storage.log.length + rows) * width
+        if items > self.tree.capacity and not self.tree.capacity > storage.log.rows * width - width:
+            raise self._outgrown(items)
+
+    # ---- priorities
+
+    def told_of(self, index: Any) -> None:
+        """Hear of new items. O(1) where the storage is known: they are then found by its log.
+
+        With ``within_buffer`` they are taken in at once: what the maximum is depends on when one looks.
+        """
+        if self._log is None:
+            flat = torch.as_tensor(index).detach()
+            if flat.ndim > 1 or not flat.numel():
+                return  # which items these are only the storage knows
+            if self.within_buffer:  # what they replace does not count
+                self.tree.update(flat.reshape(-1), torch.tensor(0.0))
+            self.tree.update(flat.reshape(-1), torch.tensor(self.default_weight, dtype=torch.float64))
+            self._zeroed.difference_update(flat.reshape(-1).tolist())
+        elif self.within_buffer:
+            self.catch_up()
+
+    def give_default(self, index: Any, storage: SampledStorage | None) -> Tensor:
+        """Give items the weight of new ones; returns their numbers. O(B log N)."""
+        items = self.items(index, storage)
+        weight = torch.tensor(self.default_weight, dtype=torch.float64)
+        self.tree.update_powers(items, weight, skip=True, limit=self._limit())
+        return items
+
+    def update(
+        self, index: Any, priority: Any, storage: SampledStorage | None, generation: Any = None
+    ) -> Tensor:
+        """Give items another priority; returns their numbers. O(B log N).
+
+        Args:
+            index: int, ``[B]`` or ``[B, ndim]``; -1: not stored, skipped.
+            priority: number, ``[B]``, or what reshapes to it.
+            storage: the storage they are in; needed for ``[B, ndim]``.
+            generation: stamps ``[B]`` of a sample: items overwritten since are left alone.
+
+        Raises:
+            RuntimeError: shapes do not fit, or the storage is needed.
+            IndexError: an index is out of range; nothing has been changed.
+            ValueError: a priority is negative, NaN or infinite; nothing has been changed.
+        """
+        items = self.items(index, storage)
+        values = priority if type(priority) is Tensor else torch.as_tensor(priority)
+        count = items.numel()
+        if values.ndim and values.numel() != count:
+            raise RuntimeError(
+                f"The priority has shape {tuple(values.shape)} and the index shape "
+                f"{_shape_of(index)}: give one number for each item, or one for all."
+            )
+        if not count:
+            return items
+        if values.dtype is torch.bool or values.is_complex():
+            raise TypeError(f"Priorities of dtype {values.dtype}: give real numbers.")
+        stale = None if generation is None else self._stale(items, generation)
+        largest = self.tree.update_powers(
+            items,
+            values,
+            eps=self.real[EPS],
+            alpha=self.real[ALPHA],
+            skip=True,
+            stale=stale,
+            limit=self._limit(),
+        )
+        if largest > self.real[LARGEST]:
+            self.real[LARGEST] = largest
+        if self._log is None and self.real[EPS] == 0:
+            self._note_zeros(items, values)
+        return items
+
+    def _note_zeros(self, items: Tensor, values: Tensor) -> None:
+        for item, value in zip(
+            items.tolist(), values.reshape(-1).expand(items.numel()).tolist(), strict=True
+        ):
+            (self._zeroed.add if value == 0 else self._zeroed.discard)(item)
+
+    def _limit(self) -> int:
+        return self.number[KNOWN] if self._log is not None else self.tree.capacity
+
+    def items(self, index: Any, storage: SampledStorage | None) -> Tensor:
+        """Numbers of items, int64 ``[B]`` on the tree's device, -1 where there is none.
+
+        Raises:
+            IndexError: one is out of range along its dimension.
+        """
+        if storage is not None:
+            self.follow(storage)
+        else:
+            self.catch_up()
+        items = item_numbers(index, storage)
+        return items if self.tree.device.type == "cpu" else items.to(self.tree.device)
+
+    def weights(self) -> Tensor:
+        """A copy of the weights of all stored items, in item order. O(N)."""
+        self.catch_up()
+        return self.tree.leaves[: self._limit()].clone()
+
+    def priorities(self, index: Any, storage: SampledStorage | None) -> Tensor:
+        """Priorities of items, as far as the weights tell. O(B)."""
+        weights = self.tree.weights(self.items(index, storage)).double()
+        alpha = self.real[ALPHA]
+        if alpha == 0:
+            return torch.full_like(weights, self._largest_seen()).to(self.tree.dtype)
+        return (weights.pow(1 / alpha) - self.real[EPS]).clamp(min=0).to(self.tree.dtype)
+
+    # ---- draws
+
+    def uniforms(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Float64 ``[count]`` in ``[0, 1)``, to be used before the next call."""
+        device = self.tree.device if generator is None else generator.device
+        if device.type != "cpu" or self.tree.device.type != "cpu":
+            drawn = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
+            return drawn.to(self.tree.device)
+        uniforms = self._uniforms
+        if uniforms.numel() != count:
+            uniforms = self._uniforms = torch.empty(count, dtype=torch.float64)
+        return uniforms.uniform_(generator=generator)
+
+    def stamp(self) -> int:
+        """What tells items that are there now from later ones in their slots: the rows written so far."""
+        return self.number[TOTAL]
+
+    def _stale(self, items: Tensor, generation: Any) -> Tensor | None:
+        """Which items have been overwritten since they were stamped; None: none."""
+        log = self._log
+        if log is None:
+            return None
+        stamps = torch.as_tensor(generation)
+        if stamps.dtype is not torch.int64 or not stamps.is_cpu or not stamps.is_contiguous():
+            stamps = stamps.to("cpu", torch.int64).contiguous()
+        if stamps.numel() != items.numel():
+            raise RuntimeError(f"{stamps.numel()} generations for {items.numel()} items: give one for each.")
+        if _native.all_are(stamps.data_ptr(), stamps.numel(), log.total):
+            return None
+        return overwritten(log, items.cpu() // self._width, stamps.reshape(-1))
+
+    # ---- state
+
+    def clear(self) -> None:
+        """Forget all items and priorities. O(N)."""
+        self.tree.clear()
+        self.real[LARGEST] = -1.0
+        self.number[EPOCH], self.number[TOTAL], self.number[KNOWN] = _UNSEEN, 0, 0
+        self._zeroed.clear()
+
+    def share_memory_(self) -> None:
+        """Move the state to shared memory, so that processes it is sent to see one table."""
+        self.tree.share_memory_()
+        self.ints.share_memory_()
+        self.reals.share_memory_()
+        self._view()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The full state, as copies. O(N)."""
+        self.catch_up()
+        seen = self.number[EPOCH] != _UNSEEN
+        return {
+            "weights": self.tree.leaves[: self.number[KNOWN] if seen else self.tree.capacity].cpu().clone(),
+            "capacity": self.tree.capacity,
+            "total": self.number[TOTAL] if seen else None,
+            "alpha": self.real[ALPHA],
+            "beta": self.beta(),
+            "eps": self.real[EPS],
+            "largest": self.real[LARGEST],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state, and grow if it is of a larger table. O(N)."""
+        weights = state_dict["weights"]
+        self.tree.grow(weights.numel())
+        self.tree.set_leaves(weights)
+        self._forget_storage()
+        seen = state_dict["total"] is not None
+        self.number[EPOCH] = _LOADED if seen else _UNSEEN
+        self.number[TOTAL] = state_dict["total"] if seen else 0
+        self.number[KNOWN] = weights.numel() if seen else 0
+        for which, name in ((ALPHA, "alpha"), (BETA, "beta"), (EPS, "eps"), (LARGEST, "largest")):
+            self.real[which] = float(state_dict[name])
+        self._given = [self.real[ALPHA], self.real[BETA]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("number", "real", "_log", "_uniforms"):
+            del state[name]
+        if not self.ints.is_shared():
+            # Sending a tensor to a process would move its memory under our feet.
+            state["ints"], state["reals"] = self.ints.clone(), self.reals.clone()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._view()
+        self._log = None
+        self._uniforms = torch.empty(0, dtype=torch.float64)
+
+
+def _shape_of(index: Any) -> tuple[int, ...]:
+    if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
+        return (*torch.as_tensor(index[0]).shape, len(index))
+    return tuple(torch.as_tensor(index).shape)

@@ -1,0 +1,5 @@
+"""The weight tree."""
+
+from replaybank.weights.sum_tree import SumTree
+
+__all__ = ["SumTree"]
