@@ -511,6 +511,9 @@ def test_of_several_versions_one_must_be_chosen(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "must be an object with a 'name'"),
+        ('{"name": "toy", "splits": 1.5}', "'splits' must be a list"),
+        ('{"name": "toy", "splits": {}}', "'splits' must be a list"),
+        ('{"name": "toy", "splits": [{"name": "train", "shardLengths": [Infinity]}]}', "must be counts"),
         ('{"name": "toy", "splits": ["train"]}', "a split must be an object with a 'name'"),
         ('{"name": "toy", "splits": [{"name": "train", "shardLengths": ["x"]}]}', "must be counts"),
         ('{"name": "toy", "splits": [{"name": "train", "shardLengths": ["-1"]}]}', "must be counts"),
@@ -551,14 +554,3 @@ def test_what_is_only_needed_for_datasets_is_imported_when_it_is_needed() -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "splits",
-    ["1.5", '"train"', "{}", "[1]", '[{"name": 3}]', '[{"name": "train", "shardLengths": [Infinity]}]'],
-)
-def test_splits_that_are_none_are_an_error_of_the_file(tmp_path: Path, splits: str) -> None:
-    (tmp_path / "dataset_info.json").write_text(f'{{"name": "toy", "splits": {splits}}}')
-    (tmp_path / "features.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"dataset_info\.json|no split"):
-        RLDSSource(tmp_path)

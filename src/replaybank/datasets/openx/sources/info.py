@@ -91,7 +91,8 @@ def read_info(folder: str) -> DatasetInfo:
         raise UnsupportedFeatureError(
             f"{where}: files of format {file_format!r}; only {FILE_FORMAT!r} is read"
         )
-    listed = raw.get("splits") or []
+    listed = raw.get("splits")
+    listed = [] if listed is None else listed
     if not isinstance(listed, list):
         raise DataFormatError(f"{where}: 'splits' must be a list, got {listed!r:.80}")
     splits = [_split(entry, where) for entry in listed]
