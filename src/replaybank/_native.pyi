@@ -19,6 +19,28 @@ def flatten_index(indices: list[int], sizes: list[int], count: int, out: int) ->
 
 def ask_large_pages(address: int, bytes: int) -> int: ...
 
+# --- csrc/blocks.hpp ---
+
+BLOCK_BYTES: int
+BLOCK_PAYLOAD: int
+
+def blocks_write(chunks: list[int], chunk_blocks: int, header: int, content: bytes, /) -> int: ...
+def blocks_free(chunks: list[int], chunk_blocks: int, header: int, first: int, bytes: int, /) -> None: ...
+def blocks_read(
+    chunks: list[int], chunk_blocks: int, header: int, first: int, bytes: int, /
+) -> bytes | None: ...
+
+# --- csrc/next_leaves.hpp: `next` is [sources, aside, leaf_count, place, n, width, header, freed, capacity]
+
+def next_compare(
+    next: list[int], start: int, count: int, sources: list[int], made: list[int], derived: int, /
+) -> int: ...
+def next_release(next: list[int], index: int, count: int, /) -> int: ...
+def next_settle(next: list[int], index: int, count: int, made: list[int], derived: int, /) -> int: ...
+def next_gather(
+    next: list[int], valid: int, index: int, count: int, batches: list[int], threads: int, /
+) -> int: ...
+
 # --- csrc/trajectory_index.hpp: the first nine arguments of an index kernel are the two ranked bitsets
 # and the shape: last words and counts, eligible words and counts, n_words, padded, columns, length,
 # min_length.

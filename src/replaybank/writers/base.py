@@ -20,9 +20,18 @@ class Writer(Stateful):
     on one storage agree; a writer itself keeps only where it began to count.
 
     Not thread-safe: the buffer's lock guards it.
+
+    Args:
+        compilable: accepted for code that passes it; see :class:`~replaybank.storages.base.Storage`.
+
+    Attributes:
+        keeps_all: every item is written; otherwise the index has -1 for those that are not.
     """
 
-    def __init__(self) -> None:
+    keeps_all = True
+
+    def __init__(self, *, compilable: bool = False) -> None:
+        self.compilable = compilable
         self._storage: Storage | None = None
         self._counted_from = 0
 

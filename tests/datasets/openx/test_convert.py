@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 from memory_source import MemorySource
 from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.files import LOCK, MANIFEST, read_manifest
+from replaybank.datasets.openx.files import MANIFEST, read_manifest
+from replaybank.datasets.openx.locks import LOCK
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
@@ -174,6 +176,45 @@ def test_an_empty_dataset_is_a_clear_error(tmp_path: Path, shards: Any) -> None:
 def test_on_error_takes_two_words_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'raise' or 'skip', got 'ignore'"):
         convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path, on_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dest", ["", "gs://bucket/arm", "http://host/arm"])
+def test_a_destination_is_a_folder_of_this_machine(
+    dest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="a folder of this machine"):
+        convert(MemorySource([[actions(0, 1)]], ACTIONS), dest)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_converted_dataset_is_not_converted_again(tmp_path: Path) -> None:
+    convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path / "out")
+    with pytest.raises(ValueError, match="converted dataset already"):
+        convert(tmp_path / "out", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    convert(MemorySource([[actions(0, 1)]], ACTIONS), "~/arm")
+    assert read_manifest(tmp_path / "arm").steps == 1
+
+
+def test_without_tqdm_a_conversion_goes_unwatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path, progress=True).steps == 1
+
+
+@pytest.mark.parametrize("damage", ["rows.bin", MANIFEST])
+def test_what_a_damaged_dataset_says_to_do_helps(tmp_path: Path, damage: str) -> None:
+    source = MemorySource([[actions(0, 3)]], ACTIONS)
+    convert(source, tmp_path)
+    (tmp_path / damage).write_bytes(b"{")
+    with pytest.raises(DataFormatError, match="overwrite=True"):
+        convert(source, tmp_path)
+    assert convert(source, tmp_path, overwrite=True).steps == 3
+    assert read_manifest(tmp_path).steps == 3
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes_and_is_never_taken_for_complete(
