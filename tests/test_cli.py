@@ -420,3 +420,11 @@ def test_a_closed_output_is_one_line() -> None:
         ["sh", "-c", f"{sys.executable} -m replaybank --version >&-"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (cli.FAILED, "replaybank: error: standard output is closed\n")
+
+
+def test_no_progress_bar_flashes_up_before_an_error(
+    broken_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for path in (broken_folder, tmp_path / "nowhere"):
+        assert "Reading" not in error_of(capsys, "info", path, status=cli.FAILED)

@@ -95,3 +95,21 @@ def test_the_reference_lists_every_public_name_once() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     listed = re.findall(r"^\.\. auto(?:class|function|exception):: (\w+)$", page, re.MULTILINE)
     assert sorted(listed) == sorted(PUBLIC)
+
+
+def test_importing_the_package_waits_with_torch_until_a_name_is_asked_for() -> None:
+    script = """
+import sys, replaybank
+from replaybank import __version__, DataFormatError
+import replaybank.errors
+assert "torch" not in sys.modules
+assert replaybank.weights.SumTree is replaybank.SumTree
+assert "torch" in sys.modules
+assert {"ReplayBuffer", "samplers", "__version__"} <= set(dir(replaybank))
+try:
+    replaybank.Nothing
+except AttributeError as error:
+    assert str(error) == "module 'replaybank' has no attribute 'Nothing'"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -39,9 +39,8 @@ class FromItems(NamedTuple):
         Raises:
             RuntimeError: the leaf has more than one value an item.
         """
-        # As bytes: a bool made by viewing other bytes holds any, and keeps them through logic.
-        value = (stored.view(torch.uint8) if stored.dtype == torch.bool else stored) != 0
-        if value.shape != (len(value), 1):
+        value = stored if stored.dtype == torch.bool else stored != 0
+        if value.dim() != 2 or value.shape[1] != 1:
             if value[:1].numel() > 1:
                 raise RuntimeError(
                     f"The stored {self.key} has values of shape {tuple(value.shape[1:])}, and a slice ends "
