@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
-from replaybank.storages._tensordict import with_entry
 from replaybank.storages.base import Storage
 from replaybank.storages.write_log import LogMark
-from replaybank.writers.base import Writer
+from replaybank.writers.base import Writer, indexed
 
 NOT_KEPT = -1
 """What stands in the index for an item that was not kept."""
@@ -116,7 +115,7 @@ class TensorDictMaxValueWriter(Writer):
         slot = int(slots[0])
         if slot < 0:
             return None
-        self._write(slots, lambda _: [_indexed(data, torch.tensor(slot))])
+        self._write(slots, lambda _: [indexed(data, torch.tensor(slot))])
         return slot
 
     def extend(self, data: Any) -> Tensor:
@@ -283,15 +282,9 @@ def _value(data: TensorDictBase, key: tuple[str, ...]) -> Tensor:
     return value.detach()
 
 
-def _indexed(data: TensorDictBase, index: Tensor) -> TensorDictBase:
-    return data if is_tensorclass(data) else with_entry(data, "index", index)
-
-
 def _chosen(data: Any, order: list[int], slots: list[int]) -> Any:
     index = torch.tensor([slots[number] for number in order])
     if isinstance(data, list):
-        return [_indexed(data[number], place) for number, place in zip(order, index, strict=True)]
+        return [indexed(data[number], place) for number, place in zip(order, index, strict=True)]
     chosen = data[torch.tensor(order)] if len(order) < len(slots) or order != sorted(order) else data
-    # The place is that of the whole item: of a trajectory, every step has it.
-    steps = index.reshape(-1, *([1] * (chosen.batch_dims - 1))).expand(chosen.batch_size)
-    return _indexed(chosen, steps.contiguous())
+    return indexed(chosen, index)
