@@ -51,7 +51,7 @@ class FolderLock:
     def release(self) -> None:
         """Let others in. Does nothing the second time."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        if descriptor is not None and fcntl is not None:
             self._path.unlink(missing_ok=True)
             fcntl.flock(
                 descriptor, fcntl.LOCK_UN
