@@ -33,7 +33,10 @@ if TYPE_CHECKING:
         StepScheduler,
     )
     from replaybank.storages import (
+        CompressedListStorage,
+        EncodedFrames,
         LazyMemmapStorage,
+        LazyStackStorage,
         LazyTensorStorage,
         ListStorage,
         Storage,
@@ -45,20 +48,25 @@ if TYPE_CHECKING:
     from replaybank.writers import (
         ImmutableDatasetWriter,
         RoundRobinWriter,
+        TensorDictMaxValueWriter,
         TensorDictRoundRobinWriter,
         Writer,
+        WriterEnsemble,
     )
 
     __version__: str
 
 __all__ = [
+    "CompressedListStorage",
     "ConsumingSampler",
     "CorruptRecordError",
     "DataFormatError",
+    "EncodedFrames",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
     "LinearScheduler",
     "ListStorage",
@@ -83,12 +91,14 @@ __all__ = [
     "Storage",
     "StorageEnsemble",
     "SumTree",
+    "TensorDictMaxValueWriter",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
     "UnsupportedFeatureError",
     "Writer",
+    "WriterEnsemble",
     "__version__",
     "convert",
     "split_trajectories",
@@ -125,7 +135,10 @@ _HOMES = {
         "StepScheduler",
     ],
     "storages": [
+        "CompressedListStorage",
+        "EncodedFrames",
         "LazyMemmapStorage",
+        "LazyStackStorage",
         "LazyTensorStorage",
         "ListStorage",
         "Storage",
@@ -134,7 +147,14 @@ _HOMES = {
     ],
     "trajectories": ["TrajectoryIndex", "split_trajectories"],
     "weights": ["SumTree"],
-    "writers": ["ImmutableDatasetWriter", "RoundRobinWriter", "TensorDictRoundRobinWriter", "Writer"],
+    "writers": [
+        "ImmutableDatasetWriter",
+        "RoundRobinWriter",
+        "TensorDictMaxValueWriter",
+        "TensorDictRoundRobinWriter",
+        "Writer",
+        "WriterEnsemble",
+    ],
 }
 _HOME_OF = {name: f"replaybank.{home}" for home, names in _HOMES.items() for name in names}
 _MODULES = (*{home.partition(".")[0] for home in _HOMES}, "checkpoint")
