@@ -212,7 +212,7 @@ struct Index {
 };
 
 // Flags of `n` (at most 64) rows of one column as bits; row k's flag is flags[k * stride], cut of the row behind
-// it cuts[k + 1] (none with a null pointer). Flags and cuts are 0 or 1.
+// it cuts[k + 1] (none with a null pointer). Any byte but 0 is true: a bool made by viewing other bytes holds such.
 inline u64 pack(const u8* flags, i64 stride, const u8* cuts, i64 n) {
     u64 bits = 0;
     i64 k = 0;
@@ -222,23 +222,29 @@ inline u64 pack(const u8* flags, i64 stride, const u8* cuts, i64 n) {
             for (int j = 0; j < 8; ++j) bytes |= static_cast<u64>(flags[k + j]) << (8 * j);
             if (cuts)
                 for (int j = 0; j < 8; ++j) bytes |= static_cast<u64>(cuts[k + j + 1]) << (8 * j);
+            // Every byte but 0 becomes 1: the sum carries into its highest bit.
+            const u64 low = 0x7f7f7f7f7f7f7f7fu;
+            bytes = (((bytes & low) + low) | bytes) >> 7 & 0x0101010101010101u;
             // Eight bytes of 0 or 1 become eight bits: the product gathers them in its highest byte.
             bits |= (bytes * 0x0102040810204080u >> 56) << k;
         }
     }
-    for (; k < n; ++k) bits |= static_cast<u64>(flags[k * stride] | (cuts ? cuts[k + 1] : 0)) << k;
+    for (; k < n; ++k) bits |= static_cast<u64>((flags[k * stride] | (cuts ? cuts[k + 1] : 0)) != 0) << k;
     return bits;
 }
 
 // The signals of rows start .. start + count - 1 (modulo rows) were read: brings both sets up to date.
-//   flags    uint8 [count, columns], 0 or 1: a trajectory ends with this step.
+//   flags    uint8 [count, columns], 0 or not: a trajectory ends with this step.
 //   before   uint8 [columns] or null: the same for the row before `start`, where it may have changed.
 //   cut      uint8 [rows] or null (nothing is cut): the row does not continue the one before it.
 // A row is a last step if its flag is set, the next row is cut from it, or there is none (row length - 1 < rows - 1).
+// Gives whether the run lies within the valid rows, and these within the storage; else nothing is done.
 // O(count / 64 + trajectories touched) a column, and the reading of the flags.
-inline void apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags, const u8* before, const u8* cut) {
-    if (count <= 0) return;
+inline bool apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags, const u8* before, const u8* cut) {
     const i64 length = index.length, columns = index.columns;
+    if (rows > index.padded || length < 0 || length > rows || start < 0 || count < 0 || count > length) return false;
+    if (start >= rows || (start > length - count && length < rows)) return false;
+    if (count == 0) return true;
     const i64 tail = start + count > rows ? start + count - rows : 0;  // rows [0, tail) belong to the run as well
     const i64 end = start + count - tail;
     const bool has_before = count < length && (start > 0 || length == rows) && (before || (cut && cut[start]));
@@ -252,7 +258,7 @@ inline void apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags,
                 const i64 plain = stop == rows ? stop - 1 : stop;
                 u64 bits = plain > row ? pack(flag, columns, cut ? cut + row : nullptr, plain - row) : 0;
                 if (stop == rows) {
-                    const int ends = flag[(plain - row) * columns] | (cut ? cut[0] : 0);
+                    const bool ends = flag[(plain - row) * columns] || (cut && cut[0]);
                     bits |= static_cast<u64>(ends) << (plain - row);
                 }
                 if (stop == length && length < rows) bits |= u64{1} << (length - 1 - row);
@@ -272,6 +278,7 @@ inline void apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags,
         const i64 next = circle_after(index.last, base, tail ? tail : end, length);
         if (next >= 0) index.evaluate(base, next, next + 1, previous);
     }
+    return true;
 }
 
 // Where an identity changes from one row to the next: end flags for `apply`. Identities are compared as bytes.

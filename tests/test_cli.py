@@ -219,10 +219,34 @@ def test_an_unexpected_error_is_one_line_too_and_debug_shows_where(
     assert shown.endswith("(`replaybank --debug ...` shows where)\n")
 
 
-def test_interrupting_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupting_is_one_quiet_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     raising(KeyboardInterrupt(), monkeypatch)
     assert cli.run(["info", "x"]) == cli.INTERRUPTED
-    assert capsys.readouterr().err.strip() == ""
+    assert capsys.readouterr().err == "replaybank: interrupted\n"
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    # The package has a function of the module's name.
+    monkeypatch.setattr(sys.modules["replaybank.datasets.openx.convert"], "convert", interrupted)
+    for options, more in (([], "; the same command goes on where it stopped"), (["--overwrite"], "")):
+        assert cli.run(["convert", "x", "y", *options]) == cli.INTERRUPTED
+        assert capsys.readouterr().err == f"replaybank: interrupted{more}\n"
+
+
+def test_interrupting_while_the_command_is_imported_is_the_same_line() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from replaybank.__main__ import main\nsys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (cli.INTERRUPTED, "replaybank: interrupted\n")
 
 
 def test_the_module_is_the_command_and_its_status_reaches_the_shell(tmp_path: Path) -> None:
@@ -260,3 +284,147 @@ def test_importing_the_package_does_not_import_the_command_line() -> None:
     script = "import sys, replaybank; print({'typer', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_torch_waits_for_the_command_and_finds_the_environment_that_training_needs() -> None:
+    script = """
+import os, sys
+os.environ.pop("OMP_WAIT_POLICY", None)
+from replaybank.__main__ import main
+for arguments, status in (["--version"], 0), (["convert", "a"], 2), (["convert", "a", ""], 2):
+    sys.argv[1:] = arguments
+    assert main() == status, arguments
+    assert "torch" not in sys.modules, arguments
+assert os.environ["OMP_WAIT_POLICY"] == "passive"
+os.environ["OMP_WAIT_POLICY"] = "active"
+main()
+assert os.environ["OMP_WAIT_POLICY"] == "active"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [["convert", "SRC"], ["demo", "--output"]])
+@pytest.mark.parametrize("folder", ["", " ", "gs://bucket/x"])
+def test_a_destination_that_is_no_folder_of_this_machine_is_refused(
+    command: list[str],
+    folder: str,
+    arm_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [str(arm_folder) if word == "SRC" else word for word in command]
+    text = error_of(capsys, *given, folder, status=cli.MISUSED)
+    assert (folder if folder.strip() else "is empty") in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_destination_that_is_a_file_is_called_one(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert f"{file} is a file" in error_of(capsys, "convert", arm_folder, file, status=cli.FAILED)
+    assert file.read_text() == "kept"
+
+
+def test_a_tilde_is_the_home_folder(
+    arm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(arm_folder, tmp_path / "rlds")
+    assert cli.run(["convert", "~/rlds", "~/made", "-q"]) == 0
+    assert (tmp_path / "made").is_dir()
+    assert cli.run(["info", "~/made"]) == 0
+    assert str(tmp_path / "made") in capsys.readouterr().out
+
+
+def test_converting_again_says_that_it_was_done(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    printed = []
+    for options in ([], [], ["--overwrite"]):
+        assert cli.run(["convert", str(arm_folder), str(made), *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[2]
+    assert printed[1] == printed[0].replace(" in ", " already converted in ")
+    text = error_of(capsys, "convert", made, tmp_path / "again", status=cli.MISUSED)
+    assert f"{made} is a converted dataset already" in text
+
+
+def test_episodes_that_a_shard_was_cut_off_before_are_counted(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(arm_folder, folder)
+    shard = sorted(folder.glob("*tfrecord*"))[0]
+    os.truncate(shard, 1000)  # in the first record of two
+    assert cli.run(["convert", str(folder), str(tmp_path / "made"), "--on-error", "skip"]) == 0
+    out = capsys.readouterr().out
+    assert "2 episodes" in out
+    assert f"2 of {EPISODES} declared episodes missing" in out
+
+
+def test_info_names_the_split_that_was_converted(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    text = error_of(capsys, "info", made, "--split", "val", status=cli.MISUSED)
+    assert "'val'" in text
+    assert "'train'" in text
+    assert cli.run(["info", str(made), "--split", "train"]) == 0
+
+
+def test_info_shows_the_entries_of_episodes_on_either_side_of_a_conversion(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    shown = []
+    for path in (arm_folder, made):
+        assert cli.run(["info", str(path)]) == 0
+        _, _, rest = capsys.readouterr().out.partition("Entries of an episode\n")
+        shown.append([row.split()[:2] for row in rest.partition("\n\n")[0].splitlines()])
+    assert len(shown[0]) > 1
+    assert shown[0] == shown[1]
+
+
+def test_a_package_that_reads_urls_is_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ImportError("Please install gcsfs to access Google Storage")
+    missing.__cause__ = ModuleNotFoundError("No module named 'gcsfs'", name="gcsfs")
+    raising(missing, monkeypatch)
+    text = error_of(capsys, "info", "gs://bucket/x", status=cli.FAILED)
+    assert text.endswith("Please install gcsfs to access Google Storage: pip install gcsfs\n")
+    assert "unexpected" not in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "replaybank", "--version"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    expected = "replaybank: error: standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (cli.FAILED, expected)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell's way to close the output")
+def test_a_closed_output_is_one_line() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m replaybank --version >&-"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (cli.FAILED, "replaybank: error: standard output is closed\n")
+
+
+def test_no_progress_bar_flashes_up_before_an_error(
+    broken_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for path in (broken_folder, tmp_path / "nowhere"):
+        assert "Reading" not in error_of(capsys, "info", path, status=cli.FAILED)

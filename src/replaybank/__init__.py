@@ -1,52 +1,79 @@
 """Replay buffers and robot-trajectory datasets for PyTorch."""
 
-from importlib.metadata import version
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
-from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
-from replaybank.datasets.openx import OpenXExperienceReplay, convert
-from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
-from replaybank.errors import (
-    CorruptRecordError,
-    DataFormatError,
-    IncompleteDatasetError,
-    MissingKeyError,
-    ReplaybankError,
-    UnsupportedFeatureError,
-)
-from replaybank.samplers import (
-    ConsumingSampler,
-    RandomSampler,
-    Sampler,
-    SamplerEnsemble,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
-    StalenessAwareSampler,
-)
-from replaybank.storages import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    ListStorage,
-    Storage,
-    StorageEnsemble,
-    TensorStorage,
-)
-from replaybank.trajectories import TrajectoryIndex, split_trajectories
-from replaybank.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter, Writer
+if TYPE_CHECKING:
+    from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
+    from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.replay import OpenXExperienceReplay
+    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.errors import (
+        CorruptRecordError,
+        DataFormatError,
+        IncompleteDatasetError,
+        MissingKeyError,
+        ReplaybankError,
+        UnsupportedFeatureError,
+    )
+    from replaybank.samplers import (
+        ConsumingSampler,
+        LambdaScheduler,
+        LinearScheduler,
+        PrioritizedSampler,
+        PrioritizedSliceSampler,
+        RandomSampler,
+        Sampler,
+        SamplerEnsemble,
+        SamplerWithoutReplacement,
+        SchedulerList,
+        SliceSampler,
+        SliceSamplerWithoutReplacement,
+        StalenessAwareSampler,
+        StepScheduler,
+    )
+    from replaybank.storages import (
+        CompressedListStorage,
+        EncodedFrames,
+        LazyMemmapStorage,
+        LazyStackStorage,
+        LazyTensorStorage,
+        ListStorage,
+        Storage,
+        StorageEnsemble,
+        TensorStorage,
+    )
+    from replaybank.trajectories import TrajectoryIndex, split_trajectories
+    from replaybank.weights import SumTree
+    from replaybank.writers import (
+        ImmutableDatasetWriter,
+        RoundRobinWriter,
+        TensorDictMaxValueWriter,
+        TensorDictRoundRobinWriter,
+        Writer,
+        WriterEnsemble,
+    )
 
-__version__ = version("replaybank")
+    __version__: str
 
 __all__ = [
+    "CompressedListStorage",
     "ConsumingSampler",
     "CorruptRecordError",
     "DataFormatError",
+    "EncodedFrames",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
+    "LambdaScheduler",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
+    "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
     "OpenXExperienceReplay",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
     "RLDSSource",
     "RLDSWriter",
     "RandomSampler",
@@ -56,18 +83,98 @@ __all__ = [
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
+    "SchedulerList",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",
+    "StepScheduler",
     "Storage",
     "StorageEnsemble",
+    "SumTree",
+    "TensorDictMaxValueWriter",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
     "UnsupportedFeatureError",
     "Writer",
+    "WriterEnsemble",
     "__version__",
     "convert",
     "split_trajectories",
 ]
+
+# Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
+# the environment as `replaybank.__main__` sets it.
+_HOMES = {
+    "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
+    "datasets.openx": ["OpenXExperienceReplay", "convert"],
+    "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
+    "errors": [
+        "CorruptRecordError",
+        "DataFormatError",
+        "IncompleteDatasetError",
+        "MissingKeyError",
+        "ReplaybankError",
+        "UnsupportedFeatureError",
+    ],
+    "samplers": [
+        "ConsumingSampler",
+        "LambdaScheduler",
+        "LinearScheduler",
+        "PrioritizedSampler",
+        "PrioritizedSliceSampler",
+        "RandomSampler",
+        "Sampler",
+        "SamplerEnsemble",
+        "SamplerWithoutReplacement",
+        "SchedulerList",
+        "SliceSampler",
+        "SliceSamplerWithoutReplacement",
+        "StalenessAwareSampler",
+        "StepScheduler",
+    ],
+    "storages": [
+        "CompressedListStorage",
+        "EncodedFrames",
+        "LazyMemmapStorage",
+        "LazyStackStorage",
+        "LazyTensorStorage",
+        "ListStorage",
+        "Storage",
+        "StorageEnsemble",
+        "TensorStorage",
+    ],
+    "trajectories": ["TrajectoryIndex", "split_trajectories"],
+    "weights": ["SumTree"],
+    "writers": [
+        "ImmutableDatasetWriter",
+        "RoundRobinWriter",
+        "TensorDictMaxValueWriter",
+        "TensorDictRoundRobinWriter",
+        "Writer",
+        "WriterEnsemble",
+    ],
+}
+_HOME_OF = {name: f"replaybank.{home}" for home, names in _HOMES.items() for name in names}
+_MODULES = (*{home.partition(".")[0] for home in _HOMES}, "checkpoint")
+
+
+def __getattr__(name: str) -> object:
+    """A public name, or a package of this one, imported when it is first asked for."""
+    if name in _HOME_OF:
+        value: object = getattr(_import_module(_HOME_OF[name]), name)
+    elif name in _MODULES:
+        return _import_module(f"replaybank.{name}")
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("replaybank")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +43,11 @@ class OnError(str, Enum):
     skip = "skip"
 
 
+def _path(text: str) -> str:
+    """A path as it was typed, ``~`` for the home folder; a URL as it is."""
+    return text if "://" in text else os.path.expanduser(text)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from replaybank import __version__
@@ -65,7 +72,7 @@ def demo(
         str | None,
         typer.Option(metavar="PATH", help="An RLDS dataset to use; without it a simulated arm's is written."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for all files that are made.")] = Path("demo-output"),
+    output: Annotated[str, typer.Option(help="Folder for all files that are made.")] = "demo-output",
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to train.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the arm, the draws and the network.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
@@ -73,13 +80,14 @@ def demo(
     """Do the whole job once: inspect, convert, draw slices, train, and show the figures."""
     from replaybank.demo.run import run_demo
 
-    run_demo(data, output=output, seconds=seconds, seed=seed, quiet=quiet)
+    data = None if data is None else _path(data)
+    run_demo(data, output=_folder(output, "--output"), seconds=seconds, seed=seed, quiet=quiet)
 
 
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder of an RLDS dataset.")],
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder of the converted dataset.")],
+    destination: Annotated[str, typer.Argument(metavar="DEST", help="Folder of the converted dataset.")],
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a converted dataset.")] = False,
     on_error: Annotated[
@@ -88,26 +96,49 @@ def convert(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Convert a dataset into memory-mapped tensors, ready to be sampled."""
+    folder = _folder(destination, "DEST")
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: give a folder, which is made if it is missing")
+
     from replaybank.datasets.openx.convert import convert as convert_dataset
+    from replaybank.datasets.openx.files import MANIFEST
     from replaybank.terminal import line
 
+    done = not overwrite and (folder / MANIFEST).is_file()
     made = convert_dataset(
-        source,
-        destination,
+        _path(source),
+        folder,
         split=split,
         overwrite=overwrite,
         progress=not quiet and sys.stderr.isatty(),
         on_error=on_error.value,
     )
     if not quiet:
-        left_out = f", {len(made.skipped)} records left out" if made.skipped else ""
-        line(f"{made.name}: {made.episodes:,} episodes, {made.steps:,} steps{left_out} in {destination}")
+        left_out = f", {len(made.skipped):,} records left out" if made.skipped else ""
+        declared = [episodes for _, episodes, *_ in made.origin["shards"]]
+        # What is cut off the end of a shard was never a record, so it is not counted as left out.
+        if made.skipped and None not in declared and made.episodes < sum(declared):
+            missing = sum(declared) - made.episodes
+            left_out += f", {missing:,} of {sum(declared):,} declared episodes missing"
+        already = "already converted " if done else ""
+        line(f"{made.name}: {made.episodes:,} episodes, {made.steps:,} steps{left_out} {already}in {folder}")
+
+
+def _folder(text: str, name: str) -> Path:
+    """A folder to write to."""
+    if not text.strip():
+        raise typer.BadParameter(f"{name} is empty: give a folder")
+    if "://" in text:
+        raise typer.BadParameter(f"{name} is a URL, {text}: give a folder of this machine")
+    return Path(_path(text))
 
 
 @app.command()
 def info(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of an RLDS or a converted dataset.")],
-    split: Annotated[str, typer.Option(help="Which split of an RLDS dataset.")] = "train",
+    split: Annotated[
+        str | None, typer.Option(help="Which split of an RLDS dataset.", show_default="train")
+    ] = None,
 ) -> None:
     """Show what is in a dataset: entries, episodes, lengths, images, instructions."""
     from tqdm import tqdm
@@ -115,13 +146,17 @@ def info(
     from replaybank.datasets.openx.summary import summarise
     from replaybank.show import show_summary
 
-    with tqdm(desc="Reading", unit="shard", leave=False, disable=not sys.stderr.isatty()) as bar:
+    with ExitStack() as closing:
+        bars: list[tqdm[Any]] = []  # one, once something has been read: none flashes up before an error
 
         def show(done: int, of: int) -> None:
-            bar.total = of
-            bar.update(done - bar.n)
+            if not bars:
+                shown = sys.stderr.isatty() and of > 1
+                bars.append(tqdm(desc="Reading", total=of, unit="shard", leave=False, disable=not shown))
+                closing.callback(bars[0].close)
+            bars[0].update(done - bars[0].n)
 
-        summary = summarise(path, split, show)
+        summary = summarise(_path(path), split, show)
     show_summary(summary)
 
 
@@ -135,6 +170,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         0, ``FAILED``, ``MISUSED`` or ``INTERRUPTED``.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # closed by whoever started this
+        return _say("standard output is closed", FAILED)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a dataset's letters shows others: better than an error.
         if isinstance(stream, io.TextIOWrapper):
@@ -143,18 +180,53 @@ def run(arguments: Sequence[str] | None = None) -> int:
         status = app(given or ["--help"], prog_name="replaybank", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return _interrupted(given)
     except SystemExit:
         return FAILED  # typer's way when whoever read the output has gone
     except BrokenPipeError:
-        # Python flushes standard output once more when it ends, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return FAILED
     except Exception as error:
-        return _fail(error, debug="--debug" in given)
+        status = _fail(error, debug="--debug" in given)
+        _drop_output()
+        return status
+    if status == INTERRUPTED:  # some versions of typer give this status instead of raising
+        return _interrupted(given)
     if not given:
         return MISUSED
     return status if isinstance(status, int) else 0
+
+
+def _interrupted(given: Sequence[str]) -> int:
+    goes_on = "convert" in given and "--overwrite" not in given
+    what = "; the same command goes on where it stopped" if goes_on else ""
+    return _say(f"interrupted{what}", INTERRUPTED, "")
+
+
+def _drop_output() -> None:
+    """See to it that what cannot be written is not written again when Python ends, which would fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str, status: int, kind: str = "error: ") -> int:
+    """Print one line on standard error and give back the exit status."""
+    if sys.stderr is not None:
+        print(f"replaybank: {kind}{' '.join(text.split())}", file=sys.stderr)
+    return status
+
+
+def _missing_package(error: BaseException) -> str:
+    """What an import failed for: the name of the package that is not there, or nothing."""
+    found = ""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ImportError) and seen.name:
+            found = seen.name.partition(".")[0]
+        seen = seen.__cause__ or seen.__context__
+    return found
 
 
 def _fail(error: Exception, debug: bool) -> int:
@@ -166,12 +238,16 @@ def _fail(error: Exception, debug: bool) -> int:
         message: Callable[[], str] = getattr(error, "format_message", error.__str__)
         status, text = MISUSED, message()
     elif isinstance(error, OSError):
-        text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        of = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
+        text = f"{of}: {error.strerror}" if of and error.strerror else str(error)
+    elif isinstance(error, ImportError):
+        package, text = _missing_package(error), str(error)
+        if package and "pip install" not in text:
+            text = f"{text}: pip install {package}"
     elif isinstance(error, ReplaybankError):
         text = str(error)
     elif isinstance(error, ValueError):
         status, text = MISUSED, str(error)
     else:
         text = f"unexpected {type(error).__name__}: {error} (`replaybank --debug ...` shows where)"
-    print("replaybank: error:", " ".join(text.split()), file=sys.stderr)
-    return status
+    return _say(text, status)

@@ -18,6 +18,7 @@ from reference.chi_square import assert_fits
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler
 from replaybank.samplers.ensemble import SamplerEnsemble
+from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
@@ -513,3 +514,17 @@ def test_whatever_is_written_every_item_comes_from_its_part(
 
 def test_every_sampler_of_an_ensemble_is_a_sampler() -> None:
     assert isinstance(uniform(2), Sampler)
+
+
+def test_parts_hear_which_storage_they_sample_and_share_their_memory() -> None:
+    small = PrioritizedSampler(3, alpha=1.0, beta=1.0)
+    ensemble = SamplerEnsemble(RandomSampler(), small)
+    with pytest.raises(ValueError, match="3"):
+        ensemble.register_storage(
+            StorageEnsemble(TensorStorage(torch.zeros(9)), TensorStorage(torch.zeros(9)))
+        )
+    with pytest.raises(ValueError, match="2 samplers and 1 storages"):
+        ensemble.register_storage(StorageEnsemble(TensorStorage(torch.zeros(3))))
+    ensemble.register_storage(StorageEnsemble(TensorStorage(torch.zeros(9)), TensorStorage(torch.zeros(3))))
+    assert ensemble.share_memory_() is ensemble
+    assert small._table.tree._memory.is_shared()

@@ -637,3 +637,62 @@ def test_an_emptied_and_a_reloaded_sampler_go_on(tmp_path: Any) -> None:
 def test_an_empty_storage_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"^Cannot sample from an empty storage\.$"):
         SliceSampler(slice_len=1).sample(PlainStorage(3), 2)
+
+
+def test_given_ends_of_a_partly_filled_storage_end_at_its_last_row() -> None:
+    storage = filled(9, 3, 3, open_end=True)
+    ends = storage.leaves[DONE][:6]
+    sampler = slice_sampler(slice_len=3, ends=ends, strict_length=True)
+    for _ in range(20):
+        assert set(runs(storage, sampler, 12)) <= {(0, 0, 3), (1, 0, 3)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.complex64])
+def test_nan_is_one_identity_whether_stored_or_given(dtype: torch.dtype) -> None:
+    ids = torch.tensor([torch.nan, torch.nan, 1.0, -0.0, 0.0, 2.0]).to(dtype)
+    storage = PlainStorage(7)
+    storage.extend({("id",): ids})
+    found = []
+    for options in ({"traj_key": "id"}, {"trajectories": ids}):
+        sampler = slice_sampler(slice_len=2, truncated_key=None, **options)
+        time = torch.cat([sampler.sample(storage, 40)[0][0] for _ in range(5)]).view(-1, 2)
+        found.append({tuple(slots) for slots in time.tolist()})
+    assert found == [{(0, 1), (3, 4)}] * 2
+
+
+def test_given_ends_may_hold_any_bytes() -> None:
+    storage = filled(6, 3, 3)
+    ends = torch.tensor([0, 0, 255, 0, 0, 7], dtype=torch.uint8).view(torch.bool)
+    sampler = slice_sampler(slice_len=3, ends=ends)
+    assert {found for _ in range(5) for found in runs(storage, sampler, 12)} == {(0, 0, 3), (1, 0, 3)}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("raw", [False, True])
+def test_stored_ends_of_one_value_a_step_come_as_one_column(shape: tuple[int, ...], raw: bool) -> None:
+    done = torch.tensor([0, 255, 0, 0, 3, 0], dtype=torch.uint8).view(6, *shape)
+    stored = done.view(torch.bool) if raw else done != 0
+    storage = PlainStorage(6)
+    storage.extend({("id",): torch.tensor([0, 0, 0, 1, 1, 1]), DONE: stored})
+    (time,), info = slice_sampler(slice_len=3, traj_key="id").sample(storage, 12)
+    flags = info["next", "done"]
+    assert flags.shape == (12, 1)
+    assert flags.squeeze(1).tolist() == [slot in (1, 2, 4, 5) for slot in time.tolist()]
+    assert set(flags.view(torch.uint8).unique().tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 1), (1, 2)])
+def test_stored_ends_of_several_values_a_step_are_an_error_that_says_what_to_do(
+    shape: tuple[int, ...],
+) -> None:
+    storage = PlainStorage(6)
+    done = torch.zeros(6, *shape, dtype=torch.bool)
+    storage.extend({("id",): torch.tensor([0, 0, 0, 1, 1, 1]), DONE: done})
+    with pytest.raises(RuntimeError, match=r"\('next', 'done'\) has values of shape .*truncated_key=None"):
+        slice_sampler(slice_len=3, traj_key="id").sample(storage, 6)
+    _, info = slice_sampler(slice_len=3, traj_key="id", truncated_key=("slice", "truncated")).sample(
+        storage, 6
+    )
+    assert info["slice", "done"].shape == (6, 1)
+    _, info = slice_sampler(slice_len=3, traj_key="id", truncated_key=None).sample(storage, 6)
+    assert info == {}

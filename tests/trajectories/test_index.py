@@ -160,3 +160,86 @@ def test_minus_zero_and_zero_are_one_identity() -> None:
     storage.extend({("id",): torch.tensor([0.0, -0.0, 1.0, 1.0])})
     index.sync(storage)
     assert as_list(index.eligible()) == [(0, 0, 2), (0, 2, 2)]
+
+
+@pytest.mark.parametrize("columns", [(), (2,), (70,)])
+@pytest.mark.parametrize("by_write", [False, True])
+def test_any_byte_but_0_is_an_end(columns: tuple[int, ...], by_write: bool) -> None:
+    rows = 100
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 256, (rows, *columns), dtype=torch.uint8, generator=generator)
+    raw[torch.rand(raw.shape, generator=generator) < 0.7] = 0
+    found = []
+    for flags in (raw.view(torch.bool), raw != 0):
+        storage = PlainStorage(rows + 5, columns)
+        index = TrajectoryIndex(DoneSignal(("done",)))
+        for part in flags.split(7) if by_write else [flags]:
+            storage.extend({("done",): part})
+            index.sync(storage)
+        found.append(as_list(index.eligible()))
+    assert found[0] == found[1]
+    assert len(found[0]) > 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.float64, torch.complex64])
+def test_identities_of_every_float_are_compared_nan_and_zeros_too(dtype: torch.dtype) -> None:
+    ids = torch.tensor([0.0, -0.0, 1.0, torch.nan, torch.nan, 2.0]).to(dtype)
+    storage = PlainStorage(6)
+    storage.extend({("id",): ids})
+    index = TrajectoryIndex(ChangeSignal(("id",)))
+    index.sync(storage)
+    assert as_list(index.eligible()) == [(0, 0, 2), (0, 2, 1), (0, 3, 2), (0, 5, 1)]
+
+
+LENGTH, CURSOR, EVENTS = 3, 2, 4
+"""Places in the log's header."""
+
+
+@pytest.mark.parametrize("signal", [DoneSignal(("done",)), ChangeSignal(("done",))])
+@pytest.mark.parametrize("place", [LENGTH, CURSOR, EVENTS])
+@pytest.mark.parametrize("value", [10**6, -1, -(2**63), 2**63 - 1, 5])
+def test_a_log_that_says_what_cannot_be_is_an_error_and_no_memory_is_touched(
+    signal: EndSignal, place: int, value: int
+) -> None:
+    storage = PlainStorage(4)
+    index = TrajectoryIndex(signal)
+    storage.extend({("done",): torch.tensor([True, False, True])})
+    index.sync(storage)
+    storage.log.state[place] = value
+    storage.log.state[0] += place == LENGTH  # another epoch: all is read anew
+    for _ in range(2):
+        try:
+            index.sync(storage)
+        except RuntimeError:
+            pass
+        else:
+            assert 0 <= index.length <= 4
+            every = as_list(index.eligible())
+            assert all(0 <= first < 4 and 1 <= steps <= 4 for _, first, steps in every)
+    if place == LENGTH:
+        with pytest.raises(RuntimeError, match="write log of the storage is damaged"):
+            index.sync(storage)
+
+
+def test_events_of_rows_that_are_not_valid_are_an_error() -> None:
+    storage = PlainStorage(8)
+    index = TrajectoryIndex(DoneSignal(("done",)))
+    storage.extend({("done",): torch.zeros(4, dtype=torch.bool)})
+    index.sync(storage)
+    storage.log.touch(torch.tensor([1]))
+    ring = storage.log.state[16:].view(-1, 3)
+    for start, count in ((6, 1), (0, 8), (3, 2)):
+        ring[1, 1], ring[1, 2] = start, count
+        with pytest.raises(RuntimeError, match="damaged"):
+            TrajectoryIndex._take(
+                index, DoneSignal(("done",)), storage, storage.log, start, count, appended=False
+            )
+
+
+def test_a_mask_too_small_for_the_valid_rows_is_refused() -> None:
+    storage = PlainStorage(4)
+    index = TrajectoryIndex(DoneSignal(("done",)))
+    storage.extend({("done",): torch.zeros(4, dtype=torch.bool)})
+    index.sync(storage)
+    with pytest.raises(ValueError, match="A mask of 3 slots was given for 4 rows of 1 columns"):
+        index.starts(torch.zeros(3, dtype=torch.bool), 1, first_steps=True, start=0, count=4)

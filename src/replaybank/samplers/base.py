@@ -34,10 +34,20 @@ class FromItems(NamedTuple):
     also: Tensor | None
 
     def of(self, stored: Tensor) -> Tensor:
-        """The entry, bool ``[B, 1]``, from the leaf of the items, ``[B]`` or ``[B, 1]``."""
+        """The entry, bool ``[B, 1]``, from the leaf of the items, ``[B]`` or ``[B, 1, ...]``.
+
+        Raises:
+            RuntimeError: the leaf has more than one value an item.
+        """
         value = stored if stored.dtype == torch.bool else stored != 0
-        if value.dim() == 1:
-            value = value.unsqueeze(-1)
+        if value.dim() != 2 or value.shape[1] != 1:
+            if value[:1].numel() > 1:
+                raise RuntimeError(
+                    f"The stored {self.key} has values of shape {tuple(value.shape[1:])}, and a slice ends "
+                    "with one a step. Give the sampler truncated_key=None to leave the ends of slices out, "
+                    'or have them elsewhere, as truncated_key=("slice", "truncated").'
+                )
+            value = value.reshape(-1, 1)
         return value if self.also is None else value | self.also
 
 
@@ -123,8 +133,8 @@ class Sampler(Stateful):
     def update_priority(self, index: Any, priority: Any, *, storage: SampledStorage | None = None) -> None:
         """Set priorities; here: warn that there are none, and change nothing."""
         warnings.warn(
-            f"{type(self).__name__} has no priorities, so update_priority changes nothing. Use a "
-            "PrioritizedSampler to sample by priority.",
+            f"{type(self).__name__} has no priorities, so update_priority changes nothing. Give the "
+            "buffer a PrioritizedSampler, or a PrioritizedSliceSampler, to sample by priority.",
             stacklevel=2,
         )
 

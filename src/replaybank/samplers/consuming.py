@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.follow import Follower
 
@@ -35,7 +36,8 @@ class ConsumingSampler(Sampler):
         max_times_sampled: how often an item comes, at least 1. Settable: it counts for items written later.
 
     Raises:
-        ValueError: ``max_times_sampled`` is not positive.
+        TypeError: ``max_times_sampled`` is no int.
+        ValueError: it is not positive.
 
     Example:
         >>> from replaybank.storages import TensorStorage
@@ -58,9 +60,7 @@ class ConsumingSampler(Sampler):
 
     @max_times_sampled.setter
     def max_times_sampled(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"max_times_sampled={value}: give at least 1.")
-        self._max_times_sampled = int(value)
+        self._max_times_sampled = whole("max_times_sampled", value)
 
     def _forget(self) -> None:
         self._follower = Follower()

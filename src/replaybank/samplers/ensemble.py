@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from replaybank.checkpoint import StrPath, load, save
+from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey, Sampler
 from replaybank.samplers.ensemble_index import flat_of, items_of, joined, rows_of
 from replaybank.storages.ensemble import StorageEnsemble, item_index, stacked
@@ -97,9 +98,7 @@ class SamplerEnsemble(Sampler):
 
     @num_buffer_sampled.setter
     def num_buffer_sampled(self, value: int | None) -> None:
-        if value is not None and value < 1:
-            raise ValueError(f"num_buffer_sampled={value}: give at least 1.")
-        self._num_buffer_sampled = value
+        self._num_buffer_sampled = None if value is None else whole("num_buffer_sampled", value)
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -139,8 +138,7 @@ class SamplerEnsemble(Sampler):
             raise TypeError(
                 f"A SamplerEnsemble samples from a StorageEnsemble, got a {type(storage).__name__}."
             )
-        if len(storage.storages) != len(self):
-            raise ValueError(f"The ensemble has {len(self)} samplers and {len(storage.storages)} storages.")
+        self._check_parts(storage)
         n_parts = len(self) if self.sample_from_all else self.num_buffer_sampled
         if batch_size % n_parts or batch_size < n_parts:
             raise ValueError(
@@ -163,6 +161,10 @@ class SamplerEnsemble(Sampler):
         rows = rows_of(found)
         where = TensorDict({"index": stacked(rows), "buffer_ids": ids}, batch_size=[n_parts])
         return where, joined(infos, [len(row) for row in rows])
+
+    def _check_parts(self, storage: StorageEnsemble) -> None:
+        if len(storage.storages) != len(self):
+            raise ValueError(f"The ensemble has {len(self)} samplers and {len(storage.storages)} storages.")
 
     def _draw_parts(self, count: int) -> Tensor:
         generator = self._generator
@@ -251,6 +253,28 @@ class SamplerEnsemble(Sampler):
         part = storage.storages[number]
         at = item_index(items, part.ndim)
         return (at if isinstance(at, Tensor) else torch.stack(at, -1)), part
+
+    # ---- what the parts hear too
+
+    def register_storage(self, storage: Any) -> None:
+        """Tell each part which storage it samples.
+
+        Args:
+            storage: a :class:`StorageEnsemble` with one storage a sampler; of others the parts do not hear.
+
+        Raises:
+            ValueError: it has another number of parts, or a part has no room for what its storage holds.
+        """
+        if isinstance(storage, StorageEnsemble):
+            self._check_parts(storage)
+            for sampler, part in zip(self._samplers, storage.storages, strict=True):
+                sampler.register_storage(part)
+
+    def share_memory_(self) -> SamplerEnsemble:
+        """Move what processes have to agree on to shared memory, in all parts."""
+        for sampler in self._samplers:
+            sampler.share_memory_()
+        return self
 
     # ---- parts
 

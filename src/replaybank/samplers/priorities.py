@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import SampledStorage
 from replaybank.samplers.generations import overwritten
 from replaybank.samplers.item_index import item_numbers
@@ -61,16 +62,13 @@ class PriorityTable:
             raise NotImplementedError(
                 f"dtype={dtype}: priorities are kept in torch.float32 or torch.float64."
             )
-        if capacity < 1:
-            raise ValueError(f"max_capacity={capacity}: give at least 1.")
-        if not 0 <= float(eps) < math.inf:
-            raise ValueError(f"eps={eps}: give a finite number of at least 0.")
+        capacity = whole("max_capacity", capacity)
         self.within_buffer = within_buffer
         self.on_cpu = on_cpu
         self.tree = SumTree(capacity, dtype)
         self.ints = torch.zeros(8, dtype=torch.int64)
         self.reals = torch.zeros(4, dtype=torch.float64)
-        self.reals[EPS] = float(eps)
+        self.reals[EPS] = real("eps", eps)
         self._view()
         self._forget_storage()
         self.number[EPOCH] = _UNSEEN
@@ -109,14 +107,11 @@ class PriorityTable:
         """Set ``alpha`` or ``beta``; whether the weights have changed. O(N) for another ``alpha``.
 
         Raises:
+            TypeError: it is no number.
             ValueError: it is negative, infinite or NaN.
         """
         name = "alpha" if which == ALPHA else "beta"
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}: give one number.")
-        number = float(value)
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{name}={number}: give a finite number of at least 0.")
+        number = real(name, value)
         self._given[which] = value
         if which == BETA:
             self.real[BETA] = number

@@ -15,7 +15,15 @@ from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.priority_sampler import GENERATION, PRIORITY_WEIGHT, PrioritySampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_starts import SliceStarts
-from replaybank.samplers.slicing import Slicing, check_sizes, none_long_enough, pair_of, reach_of, shape_of
+from replaybank.samplers.slicing import (
+    Slicing,
+    none_long_enough,
+    pair_of,
+    reach_of,
+    shape_of,
+    sizes_of,
+    truncated_of,
+)
 from replaybank.trajectories.index import repeat
 
 
@@ -41,7 +49,7 @@ class PrioritizedSliceSampler(PrioritySampler):
         slice_len: steps in a slice, L.
         end_key: key of the bool that ends a trajectory; as for :class:`SliceSampler`, as are the next three.
         traj_key: key of the trajectory's identity.
-        ends: bool ``[T, *columns]``, the ends of a full storage that does not change, instead of keys.
+        ends: bool ``[T, *columns]``, the ends of a storage that does not change, instead of keys.
         trajectories: the same as identities.
         cache_values: accepted for the sake of existing code; nothing needs to be cached.
         truncated_key: key of the last steps of slices in the info; ``None`` for none.
@@ -89,7 +97,7 @@ class PrioritizedSliceSampler(PrioritySampler):
         span: bool | int | tuple[bool | int, bool | int] = False,
         max_priority_within_buffer: bool = False,
     ) -> None:
-        check_sizes(num_slices, slice_len)
+        num_slices, slice_len = sizes_of(num_slices, slice_len)
         within_buffer = max_priority_within_buffer
         table = PriorityTable(max_capacity, alpha, beta, eps, dtype, within_buffer, on_cpu=True)
         super().__init__(table, reduction)
@@ -98,10 +106,10 @@ class PrioritizedSliceSampler(PrioritySampler):
         self.slice_len = slice_len
         self.end_key = self._slicing.end_key
         self.traj_key = self._slicing.traj_key
-        self.ends = ends
-        self.trajectories = trajectories
+        self.ends = self._slicing.ends
+        self.trajectories = self._slicing.trajectories
         self.cache_values = cache_values
-        self.truncated_key = truncated_key
+        self.truncated_key = truncated_of(truncated_key)
         self.strict_length = strict_length
         self.compile = compile
         left, right = pair_of(span)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
+from replaybank.samplers.arguments import whole
 
 
 class ParameterScheduler(Stateful):
@@ -98,10 +99,8 @@ class LinearScheduler(ParameterScheduler):
 
     def __init__(self, obj: Any, param_name: str, final_value: float | Tensor, num_steps: int) -> None:
         super().__init__(obj, param_name)
-        if num_steps < 1:
-            raise ValueError(f"num_steps={num_steps}: give at least 1.")
         self.final_value = final_value
-        self.num_steps = num_steps
+        self.num_steps = whole("num_steps", num_steps)
 
     def _next(self) -> Any:
         if self.step_count >= self.num_steps:
@@ -142,10 +141,8 @@ class StepScheduler(ParameterScheduler):
         super().__init__(obj, param_name, min_value, max_value)
         if mode not in ("multiplicative", "additive"):
             raise ValueError(f"mode={mode!r}: give 'multiplicative' or 'additive'.")
-        if n_steps < 1:
-            raise ValueError(f"n_steps={n_steps}: give at least 1.")
         self.gamma = gamma
-        self.n_steps = n_steps
+        self.n_steps = whole("n_steps", n_steps)
         self.mode = mode
 
     def _next(self) -> Any:

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, completed, refuse_empty
-from replaybank.samplers.slicing import Slicing, check_sizes, none_long_enough, pair_of, reach_of, shape_of
+from replaybank.samplers.slicing import (
+    Slicing,
+    none_long_enough,
+    pair_of,
+    reach_of,
+    shape_of,
+    sizes_of,
+    truncated_of,
+)
 
 
 class SliceSampler(Sampler):
@@ -32,9 +40,9 @@ class SliceSampler(Sampler):
             given.
         end_key: key of the bool that ends a trajectory, ``("next", "done")`` by default.
         traj_key: key of the trajectory's identity (any dtype), ``"episode"`` by default.
-        ends: bool ``[T, *columns]``, the ends of a full storage that does not change; the last step is
-            followed by the first one. Instead of keys.
-        trajectories: the same as identities, of any dtype.
+        ends: bool ``[T, *columns]``, the ends of a storage that does not change; the last step of a
+            full one is followed by the first one. Instead of keys.
+        trajectories: the same as identities, of any dtype. NaN equals NaN.
         cache_values: accepted for the sake of existing code; the index makes it unnecessary.
         truncated_key: key under which the sample says where slices end, with its siblings ``done`` and
             ``terminated``; ``None`` for none of the three.
@@ -77,16 +85,16 @@ class SliceSampler(Sampler):
         span: bool | int | tuple[bool | int, bool | int] = False,
         use_gpu: torch.device | bool = False,
     ) -> None:
-        check_sizes(num_slices, slice_len)
+        num_slices, slice_len = sizes_of(num_slices, slice_len)
         self._slicing = Slicing(end_key, traj_key, ends, trajectories)
         self.num_slices = num_slices
         self.slice_len = slice_len
         self.end_key = self._slicing.end_key
         self.traj_key = self._slicing.traj_key
-        self.ends = ends
-        self.trajectories = trajectories
+        self.ends = self._slicing.ends
+        self.trajectories = self._slicing.trajectories
         self.cache_values = cache_values
-        self.truncated_key = truncated_key
+        self.truncated_key = truncated_of(truncated_key)
         self.strict_length = strict_length
         self.compile = compile
         self.use_gpu = use_gpu

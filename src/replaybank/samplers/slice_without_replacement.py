@@ -12,7 +12,7 @@ from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, completed
 from replaybank.samplers.follow import Follower
 from replaybank.samplers.passes import Pass
 from replaybank.samplers.slice import SliceSampler
-from replaybank.samplers.slicing import Slicing, check_sizes, none_long_enough, shape_of
+from replaybank.samplers.slicing import Slicing, none_long_enough, shape_of, sizes_of, truncated_of
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
 
@@ -40,9 +40,9 @@ class SliceSamplerWithoutReplacement(Sampler):
             a batch do not come. Otherwise the last batch of a pass holds what is left.
         end_key: key of the bool that ends a trajectory, ``("next", "done")`` by default.
         traj_key: key of the trajectory's identity (any dtype), ``"episode"`` by default.
-        ends: bool ``[T, *columns]``, the ends of a full storage that does not change; the last step is
-            followed by the first one. Instead of keys.
-        trajectories: the same as identities, of any dtype.
+        ends: bool ``[T, *columns]``, the ends of a storage that does not change; the last step of a
+            full one is followed by the first one. Instead of keys.
+        trajectories: the same as identities, of any dtype. NaN equals NaN.
         truncated_key: key under which the sample says where slices end, with its siblings ``done`` and
             ``terminated``; ``None`` for none of the three.
         strict_length: trajectories of fewer than L steps are passed over. Otherwise they are taken whole, and
@@ -52,7 +52,8 @@ class SliceSamplerWithoutReplacement(Sampler):
         use_gpu: accepted for the sake of existing code; the index makes it unnecessary.
 
     Raises:
-        TypeError: not exactly one of ``num_slices`` and ``slice_len``.
+        TypeError: not exactly one of ``num_slices`` and ``slice_len``, or it is no int; a key of
+            another type.
         ValueError: one of them is not positive.
         RuntimeError: ``ends`` or ``trajectories`` together, or with keys.
 
@@ -84,16 +85,16 @@ class SliceSamplerWithoutReplacement(Sampler):
         compile: bool | dict[str, Any] = False,
         use_gpu: torch.device | bool = False,
     ) -> None:
-        check_sizes(num_slices, slice_len)
+        num_slices, slice_len = sizes_of(num_slices, slice_len)
         self._slicing = Slicing(end_key, traj_key, ends, trajectories)
         self.num_slices = num_slices
         self.slice_len = slice_len
         self.drop_last = drop_last
         self.end_key = self._slicing.end_key
         self.traj_key = self._slicing.traj_key
-        self.ends = ends
-        self.trajectories = trajectories
-        self.truncated_key = truncated_key
+        self.ends = self._slicing.ends
+        self.trajectories = self._slicing.trajectories
+        self.truncated_key = truncated_of(truncated_key)
         self.strict_length = strict_length
         self.shuffle = shuffle
         self.compile = compile

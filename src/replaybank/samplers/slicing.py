@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
+from replaybank.samplers.arguments import key_of, whole
 from replaybank.samplers.base import FromItems, InfoKey, SampledStorage, unravel_columns
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.index import Slices, TrajectoryIndex
-from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal, Key
+from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal, Key, comparable
 
 _END_KEY = ("next", "done")
 _TRAJ_KEY = "episode"
@@ -31,6 +34,7 @@ class Slicing:
 
     Raises:
         RuntimeError: ``ends`` or ``trajectories`` together, or with keys.
+        TypeError: a key is no string or path of strings, ``ends`` or ``trajectories`` no tensor.
     """
 
     def __init__(
@@ -47,10 +51,12 @@ class Slicing:
                 f"ends and trajectories take the place of keys, got end_key={end_key!r} and "
                 f"traj_key={traj_key!r}: give the one or the other."
             )
+        end_key = None if end_key is None else key_of("end_key", end_key)
+        traj_key = None if traj_key is None else key_of("traj_key", traj_key)
         self.end_key: InfoKey = _END_KEY if end_key is None else end_key
         self.traj_key: InfoKey = _TRAJ_KEY if traj_key is None else traj_key
-        self.ends = ends
-        self.trajectories = trajectories
+        self.ends = _given("ends", ends)
+        self.trajectories = _given("trajectories", trajectories)
         self._signals = _candidates(end_key, traj_key)
         self.forget()
 
@@ -118,12 +124,21 @@ class Slicing:
                 f"{name} of shape {tuple(given.shape)} were given for a storage that holds {tuple(shape)} "
                 "steps: they must describe every stored step."
             )
-        if self._index is not None and self._index.length == shape[0]:
+        log = storage.log
+        if self._index is not None and log is self._log and self._index.length == shape[0]:
             return self._index
-        values = given.detach().cpu().reshape(shape[0], -1)
+        values = comparable(given.detach().cpu()).reshape(shape[0], -1)
         if self.ends is not None:
-            return TrajectoryIndex.of_flags(values != 0 if values.dtype != torch.bool else values)
-        return TrajectoryIndex.of_flags(values != values.roll(-1, 0))
+            ends = values != 0
+        else:
+            kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(values.element_size(), torch.int64)
+            parts = values.contiguous().view(kind).reshape(*values.shape, -1)
+            ends = (parts != parts.roll(-1, 0)).any(-1)
+        if shape[0] < log.rows:
+            # The first row continues the last one in a full storage only.
+            ends = ends.clone()
+            ends[-1] = True
+        return TrajectoryIndex.of_flags(ends)
 
     # ---- what goes into the sample
 
@@ -181,11 +196,11 @@ class Slicing:
         self.forget()
 
 
-def check_sizes(num_slices: int | None, slice_len: int | None) -> None:
-    """Refuse a sampler that is not told exactly one of both.
+def sizes_of(num_slices: int | None, slice_len: int | None) -> tuple[int | None, int | None]:
+    """Both as ints, of which a sampler is told exactly one.
 
     Raises:
-        TypeError: not exactly one of them is given.
+        TypeError: not exactly one of them is given, or it is no int.
         ValueError: it is not positive.
     """
     if (num_slices is None) == (slice_len is None):
@@ -193,9 +208,10 @@ def check_sizes(num_slices: int | None, slice_len: int | None) -> None:
             f"Give exactly one of num_slices and slice_len, got num_slices={num_slices}, "
             f"slice_len={slice_len}."
         )
-    for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: give at least 1.")
+    return (
+        None if num_slices is None else whole("num_slices", num_slices),
+        None if slice_len is None else whole("slice_len", slice_len),
+    )
 
 
 def shape_of(batch_size: int, num_slices: int | None, slice_len: int | None) -> tuple[int, int]:
@@ -205,7 +221,7 @@ def shape_of(batch_size: int, num_slices: int | None, slice_len: int | None) -> 
         RuntimeError: the batch cannot be made of whole slices.
     """
     name, divisor = ("num_slices", num_slices) if num_slices else ("slice_len", slice_len)
-    assert divisor is not None  # check_sizes saw to it
+    assert divisor is not None  # sizes_of saw to it
     if batch_size % divisor or batch_size < divisor:
         raise RuntimeError(
             f"A batch of {batch_size} steps cannot be made of whole slices with {name}={divisor}: "
@@ -232,9 +248,14 @@ def pair_of(span: Any) -> tuple[bool | int, bool | int]:
         TypeError: it is no bool or int, nor a pair of them.
         ValueError: it is negative.
     """
-    pair = (span, span) if isinstance(span, int) else tuple(span) if isinstance(span, (tuple, list)) else ()
-    if len(pair) != 2 or not all(isinstance(side, int) for side in pair):
-        raise TypeError(f"span={span!r}: give a bool or an int, or a (left, right) pair of them.")
+    sides = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
+    try:
+        left, right = (
+            bool(side) if isinstance(side, (bool, np.bool_)) else operator.index(side) for side in sides
+        )
+    except (TypeError, ValueError):
+        raise TypeError(f"span={span!r}: give a bool or an int, or a (left, right) pair of them.") from None
+    pair = (left, right)
     if any(side < 0 for side in pair):
         raise ValueError(f"span={span!r}: a window cannot stick out by a negative number of steps.")
     return pair
@@ -253,6 +274,17 @@ def reach_of(span: tuple[bool | int, bool | int], slice_len: int) -> tuple[int, 
             f"{slice_len}, or True."
         )
     return left, right
+
+
+def truncated_of(key: InfoKey | None) -> InfoKey | None:
+    """A ``truncated_key``, checked."""
+    return None if key is None else key_of("truncated_key", key)
+
+
+def _given(name: str, value: Tensor | None) -> Tensor | None:
+    if value is not None and not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}: give a tensor, one entry a stored step.")
+    return value
 
 
 def _path(key: InfoKey) -> Key:

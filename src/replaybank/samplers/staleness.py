@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.follow import Follower
 from replaybank.storages.write_log import WriteLog
@@ -56,9 +57,7 @@ class StalenessAwareSampler(Sampler):
 
     @max_staleness.setter
     def max_staleness(self, value: int | None) -> None:
-        if value is not None and value < 0:
-            raise ValueError(f"max_staleness={value}: give the largest age, 0 or more, or None.")
-        self._max_staleness = None if value is None else int(value)
+        self._max_staleness = None if value is None else whole("max_staleness", value, 0)
         self._bounds = torch.empty(0)
 
     @property
@@ -68,9 +67,7 @@ class StalenessAwareSampler(Sampler):
 
     @decay.setter
     def decay(self, value: float) -> None:
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"decay={value}: give a finite number of at least 0.")
-        self._decay = float(value)
+        self._decay = real("decay", value)
         self._bounds = torch.empty(0)
 
     def _forget(self) -> None:

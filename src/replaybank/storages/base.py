@@ -42,9 +42,14 @@ class Storage(Stateful):
         rows: capacity along time.
         ndim: number of batch dimensions, at least 1.
         device: where the items are; None where items are kept as they come.
+        compilable: accepted for code that passes it. ``torch.compile`` of code that writes and samples works
+            either way: the storage's own work runs between the compiled parts.
     """
 
-    def __init__(self, rows: int, ndim: int, device: torch.device | None) -> None:
+    def __init__(
+        self, rows: int, ndim: int, device: torch.device | None, *, compilable: bool = False
+    ) -> None:
+        self.compilable = compilable
         self.ndim = ndim
         self.device = device
         self.columns: tuple[int, ...] = ()

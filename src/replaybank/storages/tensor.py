@@ -12,10 +12,13 @@ from torch import Tensor
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, check_log, resize_log
 from replaybank.storages.capacity import check_memory
+from replaybank.storages.encoded import EncodedTable, check_encoded
+from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
+from replaybank.storages.next_table import NextTable, links_of
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import LeafTable
+from replaybank.storages.table import LeafTable, Table
 
 
 class TensorStorage(Storage):
@@ -31,6 +34,7 @@ class TensorStorage(Storage):
         max_size: number of items over all dimensions, if it is to be checked.
         device: where the items are to be; data elsewhere is copied there. ``"auto"``: where they are.
         ndim: number of batch dimensions.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
 
     Raises:
         ValueError: the data has other sizes, or nothing in it.
@@ -48,6 +52,7 @@ class TensorStorage(Storage):
         *,
         device: torch.device | str | None = "cpu",
         ndim: int = 1,
+        compilable: bool = False,
     ) -> None:
         _check_ndim(ndim)
         if storage is None:
@@ -64,13 +69,13 @@ class TensorStorage(Storage):
                 "Leave max_size out, or use LazyTensorStorage."
             )
         where = leaves[0].device if device in ("auto", None) else torch.device(str(device))
-        super().__init__(dims[0], ndim, where)
+        super().__init__(dims[0], ndim, where, compilable=compilable)
         self.columns = dims[1:]
         leaves = [leaf.detach().to(where) for leaf in leaves]
         specs = _specs(structure.keys, leaves, ndim)
         layout = RowLayout(specs, [None] * len(specs), 0)
         self._structure: Structure | None = structure
-        self._table: LeafTable | None = LeafTable(layout, dims, leaves, where, given=True)
+        self._table: Table | None = LeafTable(layout, dims, leaves, where, given=True)
         self.log.fill()
 
     @property
@@ -87,16 +92,14 @@ class TensorStorage(Storage):
         keys = self.leaf_keys()
         if self._table is None or key not in keys:
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
-        view = self._table.views[keys.index(key)][: self.log.length]
-        return view[rows] if isinstance(rows, slice) else view.index_select(0, rows.to(view.device))
+        return self._table.read(keys.index(key), rows, self.log.length)
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
         table, structure = self._parts()
-        valid = self.log.length
-        return structure.build([view[:valid] for view in table.views], self.shape, self.device)
+        return structure.build(table.valid_views(self.log.length), self.shape, self.device)
 
-    def _parts(self) -> tuple[LeafTable, Structure]:
+    def _parts(self) -> tuple[Table, Structure]:
         if self._table is None or self._structure is None:
             raise IndexError("Nothing has been written to this storage yet.")
         return self._table, self._structure
@@ -173,7 +176,7 @@ class TensorStorage(Storage):
         fitted = self._table.fit(list(leaves), lead)
         return Batch(1 if single else lead[0], fitted, single)
 
-    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+    def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
         return table.with_columns(specs, MemoryArena(table.device))
 
     def _store_run(self, start: int, batch: Batch, skip: int) -> None:
@@ -200,6 +203,12 @@ class TensorStorage(Storage):
         else:
             table.scatter(items.cpu(), leaves, len(self))
 
+    def empty(self) -> None:
+        """Forget all items; capacity and structure stay."""
+        super().empty()
+        if self._table is not None:
+            self._table.clear()
+
     # --- state -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,10 +216,11 @@ class TensorStorage(Storage):
         state: dict[str, Any] = {"initialized": self.initialized, "log": self.log.state_dict()}
         if self.initialized:
             table, structure = self._parts()
-            state["columns"] = list(self.columns)
-            state["leaves"] = RowLayout(table.layout.leaves, [None] * len(table.views), 0).to_json()["leaves"]
+            state["columns"], state["length"] = list(self.columns), self.log.length
+            specs = table.layout.leaves
+            state["leaves"] = RowLayout(specs, [None] * len(specs), 0).to_json()["leaves"]
             state["structure"] = structure.to_json()
-            state["data"] = table.gather_run(0, len(self), tuple(self.shape))
+            state.update(table.dump(len(self), tuple(self.shape)))
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -227,7 +237,7 @@ class TensorStorage(Storage):
         specs = RowLayout.from_json(
             {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": state_dict["leaves"]}
         ).leaves
-        data: list[Tensor] = state_dict["data"]
+        data: list[Tensor | None] = state_dict["data"]
         if self._table is None:
             structure = Structure.from_json(state_dict["structure"], [spec.key for spec in specs])
             self._check_rows(rows, columns)
@@ -243,11 +253,13 @@ class TensorStorage(Storage):
             raise ValueError(
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
-        length = int(data[0].shape[0])
+        kept = [leaf for leaf in data if leaf is not None]
+        length = len(kept[0]) if kept else int(state_dict["length"])  # images lie end to end
         check_log(state_dict["log"], length)
-        leaves = table.fit([data[numbers[key]] for key in structure.keys], (length, *columns))
-        if length:
-            table.scatter_run(0, length * columns_count((1, *columns)), leaves)
+        mine = {numbers[key]: number for number, key in enumerate(structure.keys)}
+        table.load(
+            [data[numbers[key]] for key in structure.keys], renumbered(state_dict, mine), (length, *columns)
+        )
         self.log.load_state_dict(state_dict["log"])
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
@@ -274,6 +286,13 @@ class LazyTensorStorage(TensorStorage):
         device: where the items are to be; ``"auto"``: where the first ones are.
         ndim: number of batch dimensions.
         shared_init: allocate in shared memory.
+        consolidated: take one block of memory for all leaves.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
+        next_observation: ``"derive"``: store ``observation`` only, and make ``("next", "observation")`` from
+            the next step when it is read. Where they differ, at the ends of episodes and at the newest step,
+            it is kept aside; the data that is read is bit by bit what was written. Halves the memory of
+            frames. CPU only.
+        encoded: entries that are images and are kept as JPEG or PNG bytes, by key. CPU only.
 
     Raises:
         MemoryError: at the first write: more is asked for than there is.
@@ -286,7 +305,7 @@ class LazyTensorStorage(TensorStorage):
     """
 
     _structure: Structure | None
-    _table: LeafTable | None
+    _table: Table | None
 
     def __init__(
         self,
@@ -295,18 +314,30 @@ class LazyTensorStorage(TensorStorage):
         device: torch.device | str = "cpu",
         ndim: int = 1,
         shared_init: bool = False,
+        consolidated: bool = False,
+        compilable: bool = False,
+        next_observation: str | None = None,
+        encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
         _check_ndim(ndim)
+        _check_next(next_observation)
         if max_size < 1:
             raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
         # A byte a row is what the log takes; the items are known, and checked, at the first write.
         check_memory(max_size if ndim == 1 else 1, f"The log of a storage of {max_size} items")
         where = None if device == "auto" else torch.device(device)
-        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where)
+        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where, compilable=compilable)
         self._wanted = max_size
         self._structure = None
         self._table = None
         self.shared_init = shared_init
+        self.consolidated = consolidated
+        self.next_observation = next_observation
+        self.encoded: dict[Key, EncodedFrames] = {
+            (key,) if isinstance(key, str) else tuple(key): frames for key, frames in (encoded or {}).items()
+        }
+        if where is not None:
+            self._check_device(where)
         if shared_init and where is not None and where.type != "cpu":
             raise ValueError(f"shared_init is for the CPU's memory, not for device={device!r}.")
 
@@ -338,9 +369,8 @@ class LazyTensorStorage(TensorStorage):
         if width == 0:
             raise ValueError(f"The data has no items in a row: its columns are {columns}.")
         rows = -(-self._wanted // width)
-        # Rows that mix leaves are for cache lines and pages; a GPU reads columns just as well.
-        layout = RowLayout.plan(specs) if device.type == "cpu" else RowLayout(specs, [None] * len(specs), 0)
-        table = self._allocate(layout, (rows, *columns), device)
+        self._check_device(device)
+        table = self._allocate(specs, (rows, *columns), device)
         if rows != self.log.rows:
             resize_log(self.log, rows)
         if self.shared_init:
@@ -348,9 +378,51 @@ class LazyTensorStorage(TensorStorage):
         self.columns, self.device = columns, device
         self._structure, self._table = structure, table
 
-    def _allocate(self, layout: RowLayout, dims: tuple[int, ...], device: torch.device) -> LeafTable:
+    def _check_device(self, device: torch.device) -> None:
+        if device.type != "cpu" and (self.next_observation is not None or self.encoded):
+            what = "next_observation='derive'" if self.next_observation is not None else "encoded="
+            raise ValueError(
+                f"{what} is for the CPU's memory, got device={device}: move the batches instead."
+            )
+
+    def _allocate(self, specs: list[LeafSpec], dims: tuple[int, ...], device: torch.device) -> Table:
         arena: Arena = SharedArena() if self.shared_init else MemoryArena(device)
-        return LeafTable.allocate(layout, dims, arena, device)
+        return self._table_in(arena, specs, self._plan(specs, device), dims, device, fresh=True)
+
+    def _plan(self, specs: list[LeafSpec], device: torch.device) -> RowLayout:
+        """Where the leaves are to lie that are stored as they are."""
+        check_encoded(specs, self.encoded)
+        specs = [spec for spec in specs if spec.key not in self.encoded]
+        if self.next_observation is not None:
+            made = {number for number, _ in links_of(specs)}
+            specs = [spec for number, spec in enumerate(specs) if number not in made]
+        # Rows that mix leaves are for cache lines and pages; a GPU reads columns just as well.
+        return RowLayout.plan(specs) if device.type == "cpu" else RowLayout(specs, [None] * len(specs), 0)
+
+    def _table_in(
+        self,
+        arena: Arena,
+        specs: Sequence[LeafSpec],
+        stored: RowLayout,
+        dims: tuple[int, ...],
+        device: torch.device,
+        *,
+        fresh: bool,
+    ) -> Table:
+        """The table for leaves, in buffers of an arena; ``fresh``: without items."""
+        grows = isinstance(arena, MemoryArena)
+        plain = [spec for spec in specs if spec.key not in self.encoded]
+        if self.next_observation is None:
+            table: Table = LeafTable.allocate(stored, dims, arena, device, consolidated=self.consolidated)
+        else:
+            layout = RowLayout(plain, [None] * len(plain), 0)
+            table = NextTable.allocate(
+                layout, stored, dims, arena, grows=grows, fresh=fresh, consolidated=self.consolidated
+            )
+        if self.encoded:
+            layout = RowLayout(specs, [None] * len(specs), 0)
+            table = EncodedTable.allocate(layout, table, self.encoded, arena, grows=grows, fresh=fresh)
+        return table
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
         mine = -(-self._wanted // max(torch.Size(columns).numel(), 1))
@@ -359,7 +431,7 @@ class LazyTensorStorage(TensorStorage):
                 f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
             )
 
-    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+    def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
         if self.shared_init:
             raise ValueError(
                 f"New keys {[spec.key for spec in specs]}: a shared storage cannot take them, as other "
@@ -372,6 +444,22 @@ CHECKED_COPY_BYTES = 1 << 26
 """Copies of at least this size ask first how much memory there is: asking takes 80 microseconds."""
 
 _STORABLE = frozenset(DTYPES.values())
+
+
+def _check_next(next_observation: str | None) -> None:
+    if next_observation not in (None, "derive"):
+        raise ValueError(f"next_observation={next_observation!r}: give 'derive', or None to store it.")
+
+
+def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
+    """What a dump holds beside its leaves, in another order of leaves."""
+    out: dict[str, Any] = {}
+    if "next" in state:
+        links = [[numbers[number], numbers[source]] for number, source in state["next"]["links"]]
+        out["next"] = {**state["next"], "links": links}
+    if "frames" in state:
+        out["frames"] = [{**entry, "leaf": numbers[entry["leaf"]]} for entry in state["frames"]]
+    return out
 
 
 def _check_ndim(ndim: int) -> None:

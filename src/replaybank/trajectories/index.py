@@ -108,7 +108,8 @@ class TrajectoryIndex:
 
         Raises:
             KeyError: the storage lacks the signal's leaf.
-            RuntimeError: the signal has more dimensions than the storage.
+            RuntimeError: the signal has more dimensions than the storage, or the storage's log says what
+                cannot be.
         """
         if self.signal is not None:
             log = storage.log
@@ -124,6 +125,7 @@ class TrajectoryIndex:
         changes = log.changes(self._mark if log is self._log else None)
         self._mark = None  # a read that fails leaves an index that knows nothing
         columns = math.prod(storage.columns)
+        _check_log(log)
         if changes.everything or self._circle or (log.rows, columns) != (self._rows, self._columns):
             self._rebuild(signal, storage, log, columns)
         else:
@@ -157,6 +159,8 @@ class TrajectoryIndex:
     ) -> None:
         """Read the signals of a run of rows and bring both sets up to date."""
         rows, columns, length = self._rows, self._columns, self.length
+        if start + count > length < rows:
+            raise _damaged(log, f"rows {start} to {start + count - 1} were written")
         values = signal.read(storage, start, count)
         self.signals_read += count * columns
         before = after = None
@@ -198,7 +202,7 @@ class TrajectoryIndex:
     def _apply(
         self, start: int, count: int, flags: Tensor, before: Tensor | None, log: WriteLog | None
     ) -> None:
-        _native.trajectory_apply(
+        done = _native.trajectory_apply(
             *self._view,
             self._rows,
             start,
@@ -207,6 +211,10 @@ class TrajectoryIndex:
             0 if before is None else before.data_ptr(),
             0 if log is None else log.cut.data_ptr(),
         )
+        if not done:
+            raise RuntimeError(
+                f"Rows {start} to {start + count - 1} are beyond the {self.length} valid ones."
+            )
 
     # ---- state
 
@@ -372,7 +380,14 @@ class TrajectoryIndex:
             first_steps: whether the first step of every trajectory counts too.
             start: the first row, in ``[0, length)``.
             count: number of rows (modulo ``length``), at most ``length``.
+
+        Raises:
+            ValueError: the mask has fewer slots than there are valid ones.
         """
+        if mask.numel() < self.length * self._columns:
+            raise ValueError(
+                f"A mask of {mask.numel()} slots was given for {self.length} rows of {self._columns} columns."
+            )
         _native.slice_starts(*self._view, start, count, needed, first_steps, mask.data_ptr())
 
     def slices_from(self, items: Tensor, slice_len: int) -> Slices:
@@ -407,6 +422,22 @@ def repeat(values: Tensor, slices: Slices) -> Tensor:
         values.data_ptr(), values.dtype.itemsize == 8, at + 16 * count, count, out.data_ptr()
     )
     return out
+
+
+def _check_log(log: WriteLog) -> None:
+    """Refuse a log whose state, loaded or shared, is of no storage: the kernels' arrays are of ``rows``."""
+    cut = log.cut
+    if not 0 <= log.length <= log.rows:
+        raise _damaged(log, f"{log.length} rows are valid")
+    if cut.numel() != log.rows or cut.dtype != torch.bool or not cut.is_contiguous():
+        raise _damaged(log, f"its cuts are {cut.dtype} {tuple(cut.shape)}")
+
+
+def _damaged(log: WriteLog, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"The write log of the storage is damaged: {what}, with {log.length} of {log.rows} rows valid. "
+        "Load a checkpoint that is whole, or empty the storage."
+    )
 
 
 def _close(ends: Tensor) -> Tensor:

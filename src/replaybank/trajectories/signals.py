@@ -79,7 +79,14 @@ class EndSignal(ABC):
             value = torch.cat(parts)
         if not value.is_cpu:
             value = value.cpu()
-        return self.checked(value, 1 + len(storage.columns)).contiguous()
+        value = self.checked(value, 1 + len(storage.columns)).contiguous()
+        # Kernels count on it; a storage that holds fewer rows than its log says gives what it has.
+        if value.shape[: 1 + len(storage.columns)] != (count, *storage.columns):
+            raise RuntimeError(
+                f"{count} rows {tuple(storage.columns)} of {self.key} were asked for, the storage gives "
+                f"{tuple(value.shape)}: its write log does not describe it."
+            )
+        return value
 
     @abstractmethod
     def checked(self, value: Tensor, ndim: int) -> Tensor:
@@ -131,13 +138,16 @@ class DoneSignal(EndSignal):
 
 
 class ChangeSignal(EndSignal):
-    """An identity a step, of any dtype and item shape; the trajectory ends where the next step's differs."""
+    """An identity a step, of any dtype and item shape; the trajectory ends where the next step's differs.
+
+    Identities are compared by their bytes: NaN is the same identity as NaN, and -0.0 as 0.0.
+    """
 
     depends_on_next = True
 
     def checked(self, value: Tensor, ndim: int) -> Tensor:
-        """``value`` in a form that equal identities have the same bytes in."""
-        return value + 0.0 if value.is_floating_point() else value  # -0.0 becomes 0.0
+        """``value`` in a form that equal identities have the same bytes in. NaN equals NaN."""
+        return comparable(value)
 
     def flags(self, values: Tensor, n_columns: int, after: Tensor | None) -> Tensor:
         """Where the bytes change."""
@@ -157,3 +167,19 @@ class ChangeSignal(EndSignal):
     def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
         """Where the bytes change."""
         return self.flags(before, n_columns, values)
+
+
+def comparable(identities: Tensor) -> Tensor:
+    """Identities in a form that equal ones have the same bytes in.
+
+    Example:
+        >>> comparable(torch.tensor([-0.0, 0.0])).view(torch.int32).tolist()
+        [0, 0]
+    """
+    if identities.dtype == torch.bool:
+        return identities.view(torch.uint8) != 0  # a bool made by viewing other bytes holds any
+    if identities.is_floating_point():
+        # Types of one byte know no sums.
+        wide = identities.float() if identities.element_size() == 1 else identities
+        return wide + 0.0  # -0.0 becomes 0.0
+    return identities + 0.0 if identities.is_complex() else identities

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from replaybank.datasets.openx.files import (
     EPISODE_BYTES,
     EPISODES,
     MANIFEST,
+    METADATA,
     Manifest,
     is_converted,
     read_progress,
@@ -121,29 +123,33 @@ class DatasetSummary:
 
 def summarise(
     path: str | PathLike[str],
-    split: str = "train",
+    split: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DatasetSummary:
     """Say what is in an RLDS dataset or in a converted one.
 
     Args:
         path: its folder; of an RLDS dataset also the folder above the one version, or a URL.
-        split: which part of an RLDS dataset; a converted dataset has one.
+        split: which part of an RLDS dataset, ``"train"`` by default; a converted dataset has one.
         on_progress: as for :func:`summarise_rlds`.
 
     Raises:
         FileNotFoundError: it is neither.
+        ValueError: there is no such split.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
     path = fspath(path)
     if not is_url(path) and is_converted(path):
-        return summarise_converted(path)
+        found = summarise_converted(path)
+        if split not in (None, found.split):
+            raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
+        return found
     if not is_rlds(path):
         there = is_url(path) or Path(path).exists()
         what = "it is neither an RLDS dataset" if there else "there is no such folder: no RLDS dataset"
         raise FileNotFoundError(f"{path}: {what} (dataset_info.json) nor a converted one ({MANIFEST})")
-    return summarise_rlds(RLDSSource(path, split), on_progress)
+    return summarise_rlds(RLDSSource(path, "train" if split is None else split), on_progress)
 
 
 def folder_bytes(path: str | PathLike[str]) -> int | None:
@@ -234,6 +240,7 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
         complete=complete,
         bytes=folder_bytes(folder),
         fields=tuple(_stored_fields(manifest)),
+        metadata_fields=tuple(_stored_metadata(folder)) if lengths else (),
         lengths=tuple(lengths),
         images=tuple(
             ImageSummary(leaf.key, "raw", leaf.shape[1], leaf.shape[2], leaf.shape[0], leaf.bytes)
@@ -250,6 +257,17 @@ def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:
         kind = manifest.kinds.get(leaf.key, "tensor")
         dtype = "str" if kind == "text" else str(leaf.dtype).removeprefix("torch.")
         yield FieldSummary(leaf.key, kind, leaf.shape, dtype)
+
+
+def _stored_metadata(folder: Path) -> Iterator[FieldSummary]:
+    """The entries of the first episode, whose values tell their kinds: JSON has no others."""
+    with (folder / METADATA).open(encoding="utf-8") as file:
+        entries = json.loads(file.readline() or "{}").get("metadata", [])
+    for key, value in entries:
+        array = np.asarray(value)
+        text = array.dtype.kind not in "bif"
+        dtype = "str" if text else array.dtype.name
+        yield FieldSummary(tuple(key), "text" if text else "tensor", array.shape, dtype)
 
 
 def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
