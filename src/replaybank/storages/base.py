@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
+from replaybank.errors import DataFormatError
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
-from replaybank.storages.write_log import WriteLog
+from replaybank.storages.write_log import WriteLog, checked_state
+
+T = TypeVar("T")
 
 
 class Batch(NamedTuple):
@@ -273,15 +276,40 @@ class Storage(Stateful):
         return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
 
 
-def check_log(state: Mapping[str, Any], length: int) -> None:
-    """Raise ValueError if the log of a state does not speak of ``length`` valid rows. O(rows)."""
-    log = WriteLog(state["cut"].numel())
+def check_log(state: Any, length: int) -> int:
+    """Check the log of a state: its numbers must fit each other and ``length`` valid rows. O(rows).
+
+    Returns:
+        The capacity that it speaks of.
+
+    Raises:
+        DataFormatError: it is damaged.
+    """
+    _, cut = checked_state(state)
+    log = WriteLog(len(cut))
     log.load_state_dict(state)
     if log.length != length:
-        raise ValueError(
+        raise DataFormatError(
             f"The state is damaged: its log speaks of {log.length} rows, and it holds {length}. Nothing has "
             "been changed."
         )
+    return log.rows
+
+
+def entry(state: Any, name: str, kind: type[T]) -> T:
+    """An entry of a storage's state.
+
+    Raises:
+        DataFormatError: it is not there, or of another type.
+    """
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(value, kind):
+        there = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise DataFormatError(
+            f"This is no state of such a storage, or it is damaged: {name!r} must be a {kind.__name__}, got "
+            f"{value!r:.80}; there is {there!s:.200}. Nothing has been changed."
+        )
+    return value
 
 
 def resize_log(log: WriteLog, rows: int) -> None:
@@ -289,6 +317,8 @@ def resize_log(log: WriteLog, rows: int) -> None:
     cut = torch.zeros(rows, dtype=torch.bool)
     kept = min(log.rows, rows)
     cut[:kept] = log.cut[:kept]
+    if rows > log.rows:
+        cut[0] = True  # what has more room than before is not full: it cannot have wrapped
     log.__setstate__({"rows": rows, "state": log.state, "cut": cut})
 
 

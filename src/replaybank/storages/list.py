@@ -11,7 +11,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from replaybank.storages.base import Batch, Storage, check_log, resize_log
+from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run
 from replaybank.storages.table import out_of_range
@@ -128,13 +128,15 @@ class ListStorage(Storage):
 
         Raises:
             ValueError: the state is of another capacity; nothing has been changed.
+            DataFormatError: it is damaged; nothing has been changed.
         """
-        rows = state_dict["log"]["cut"].numel()
-        check_log(state_dict["log"], len(state_dict["items"]))
+        log, items = entry(state_dict, "log", dict), entry(state_dict, "items", list)
+        rows = check_log(log, len(items))
+        items = copy.deepcopy(items)
         if self._bound is None:
             resize_log(self.log, rows)
-        self.log.load_state_dict(state_dict["log"])
-        self._items = copy.deepcopy(state_dict["items"])
+        self.log.load_state_dict(log)
+        self._items = items
 
 
 def _items_of(data: Any) -> list[Any]:

@@ -134,6 +134,9 @@ class LazyMemmapStorage(LazyTensorStorage):
             "Write all keys with the first items. Nothing has been written."
         )
 
+    def _drop(self, table: LeafTable) -> None:
+        self.cleanup()
+
     def cleanup(self) -> None:
         """Give the files up and remove those that nobody else uses; the storage is as new.
 

@@ -199,9 +199,11 @@ class LeafTable:
             items = unravel(index, self.dims, self.device)
             return [view[items] for view in self.views]
         out = [torch.empty_like(blank) for blank in shapes.blanks]
-        _native.gather_run(
+        status = _native.gather_run(
             self._address, self.items, start, count, self._addresses(out), self._threads(count)
         )
+        if status >= 0:
+            raise self._no_run(start, count)
         return out
 
     # --- writing ---------------------------------------------------------------------------------------
@@ -296,10 +298,18 @@ class LeafTable:
             return
         threads = self._threads(count)
         addresses = self._addresses(leaves)
-        if _native.scatter_run(self._address, self.items, start, count, addresses, threads) == _OVERLAP:
+        status = _native.scatter_run(self._address, self.items, start, count, addresses, threads)
+        if status == _OVERLAP:
             leaves = [leaf.clone() for leaf in leaves]
             addresses = self._addresses(leaves)
-            _native.scatter_run(self._address, self.items, start, count, addresses, threads)
+            status = _native.scatter_run(self._address, self.items, start, count, addresses, threads)
+        if status >= 0:
+            raise self._no_run(start, count)
+
+    def _no_run(self, start: int, count: int) -> IndexError:
+        return IndexError(
+            f"There are no {count} items from {start} on: the storage has room for {self.items}."
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.errors import DataFormatError
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
-from replaybank.storages.base import Batch, Storage, check_log, resize_log
+from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
@@ -218,20 +220,41 @@ class TensorStorage(Storage):
 
         Raises:
             ValueError: items of another structure or another capacity; nothing has been changed.
+            DataFormatError: the state is damaged; nothing has been changed.
         """
-        if not state_dict["initialized"]:
+        if not entry(state_dict, "initialized", bool):
             self.empty()
             return
-        rows = state_dict["log"]["cut"].numel()
-        columns = tuple(state_dict["columns"])
+        leaves = entry(state_dict, "leaves", list)
+        data: list[Tensor] = entry(state_dict, "data", list)
+        columns = tuple(entry(state_dict, "columns", list))
+        _check_columns(columns, self.ndim)
         specs = RowLayout.from_json(
-            {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": state_dict["leaves"]}
+            {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": leaves}
         ).leaves
+        length = _check_data(data, specs, columns)
+        rows = check_log(entry(state_dict, "log", dict), length)
+        before = self._before_change()
+        try:
+            if self._table is None:
+                structure = Structure.from_json(state_dict.get("structure"), [spec.key for spec in specs])
+                self._check_rows(rows, columns)
+                self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
+            self._take_over(state_dict, rows, columns, specs, length)
+        except BaseException:
+            self._undo_change(before)
+            raise
+
+    def _take_over(
+        self,
+        state_dict: Mapping[str, Any],
+        rows: int,
+        columns: tuple[int, ...],
+        specs: Sequence[LeafSpec],
+        length: int,
+    ) -> None:
+        """The rest of loading, once it is known what items look like."""
         data: list[Tensor] = state_dict["data"]
-        if self._table is None:
-            structure = Structure.from_json(state_dict["structure"], [spec.key for spec in specs])
-            self._check_rows(rows, columns)
-            self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
         table, structure = self._parts()
         if columns != self.columns or rows != self.rows:
             raise ValueError(
@@ -243,12 +266,25 @@ class TensorStorage(Storage):
             raise ValueError(
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
-        length = int(data[0].shape[0])
-        check_log(state_dict["log"], length)
         leaves = table.fit([data[numbers[key]] for key in structure.keys], (length, *columns))
         if length:
             table.scatter_run(0, length * columns_count((1, *columns)), leaves)
         self.log.load_state_dict(state_dict["log"])
+
+    def _before_change(self) -> Any:
+        """What :meth:`_undo_change` goes back to, should a change of what items look like fail."""
+        return self._table, self._structure, self.columns, self.device, self.log.rows
+
+    def _undo_change(self, before: Any) -> None:
+        table = self._table
+        self._table, self._structure, self.columns, self.device, rows = before
+        if rows != self.log.rows:
+            resize_log(self.log, rows)
+        if table is not None and self._table is None:
+            self._drop(table)
+
+    def _drop(self, table: LeafTable) -> None:
+        """Give up a table that was just allocated."""
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
         """Raise ValueError if a storage not yet initialised cannot have these rows."""
@@ -353,7 +389,7 @@ class LazyTensorStorage(TensorStorage):
         return LeafTable.allocate(layout, dims, arena, device)
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
-        mine = -(-self._wanted // max(torch.Size(columns).numel(), 1))
+        mine = -(-self._wanted // max(math.prod(columns), 1))
         if rows != mine:
             raise ValueError(
                 f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
@@ -377,6 +413,32 @@ _STORABLE = frozenset(DTYPES.values())
 def _check_ndim(ndim: int) -> None:
     if ndim < 1:
         raise ValueError(f"A storage has at least one batch dimension, got ndim={ndim}.")
+
+
+def _check_columns(columns: tuple[Any, ...], ndim: int) -> None:
+    if len(columns) != ndim - 1 or not all(type(size) is int and 0 < size < 1 << 48 for size in columns):
+        raise DataFormatError(
+            f"The state's columns are {columns!r:.80}, this storage has {ndim - 1} dimension(s) behind time. "
+            "Make it with that ndim, unless the state is damaged. Nothing has been changed."
+        )
+
+
+def _check_data(data: list[Any], specs: Sequence[LeafSpec], columns: tuple[int, ...]) -> int:
+    """The number of rows in a state's data, the same in all of its leaves. O(leaves)."""
+    lengths = {
+        len(leaf)
+        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
+        else -1
+        for leaf, spec in zip(data, specs, strict=False)
+    }
+    if len(data) != len(specs) or len(lengths) != 1 or -1 in lengths:
+        found = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in data]
+        raise DataFormatError(
+            f"The state is damaged: its data is {found!s:.200}, and it speaks of {len(specs)} leaves of "
+            f"{[list(spec.shape) for spec in specs]!s:.200} an item in columns {columns}. Nothing has been "
+            "changed."
+        )
+    return lengths.pop()
 
 
 def _specs(keys: Sequence[Key], leaves: Sequence[Tensor], batch_dims: int) -> list[LeafSpec]:

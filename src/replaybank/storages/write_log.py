@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank.errors import DataFormatError
+
 RING = 4096
 """Events kept. A follower that is more events behind reads everything: 96 KiB buy 4096 writes apart."""
 
@@ -17,6 +19,7 @@ _EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES, _BASE = range(7)
 # _BASE: the total from which on the events in the ring tell what was appended.
 _EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 _HEADER = 16
+_MOST = 1 << 62  # of a count that is loaded: what comes on top must fit as well
 # An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
 _FIELDS = 3
 _APPENDED, _TOUCHED = 1, 2
@@ -331,18 +334,19 @@ class WriteLog:
         """Take over a state and start a new epoch. O(rows).
 
         Raises:
-            ValueError: the state is of a log with another number of rows.
+            ValueError: the state is of a log with another number of rows; nothing has been changed.
+            DataFormatError: it is damaged; nothing has been changed.
         """
-        header, cut = state_dict["header"], state_dict["cut"]
-        if cut.numel() != self.rows:
-            raise ValueError(f"The state is of a log of {cut.numel()} rows, this one has {self.rows}.")
-        epoch, events = self._ints[_EPOCH], self._ints[_EVENTS]
-        self.state[:_HEADER] = header
+        values, cut = checked_state(state_dict)
+        if len(cut) != self.rows:
+            raise ValueError(f"The state is of a log of {len(cut)} rows, this one has {self.rows}.")
         self.cut.copy_(cut)
-        self._ints[_EPOCH] = max(epoch, int(header[_EPOCH])) + 1
+        ints = self._ints
         # The ring is this log's own: the events in it stay numbered as they were.
-        self._ints[_EVENTS] = events
-        self._ints[_BASE] = self._ints[_TOTAL]
+        for place in (_TOTAL, _CURSOR, _LENGTH, _CONTINUES):
+            ints[place] = values[place]
+        ints[_EPOCH] = max(ints[_EPOCH], values[_EPOCH]) + 1
+        ints[_BASE] = ints[_TOTAL]
         self._begin_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -357,3 +361,47 @@ class WriteLog:
 
     def __repr__(self) -> str:
         return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"
+
+
+def checked_state(state: object) -> tuple[list[int], Tensor]:
+    """The header and the cuts of a log's state. Trusts nothing: native kernels believe them later. O(rows).
+
+    Raises:
+        DataFormatError: it is no such state, or its numbers contradict each other.
+    """
+    parts = [state.get(name) for name in ("header", "cut")] if isinstance(state, Mapping) else [None, None]
+    header, cut = parts
+    if not (
+        isinstance(header, Tensor)
+        and isinstance(cut, Tensor)
+        and (header.dtype, header.shape) == (torch.int64, (_HEADER,))
+        and (cut.dtype, cut.ndim) == (torch.bool, 1)
+        and len(cut) > 0
+        and header.layout is cut.layout is torch.strided
+    ):
+        found = [f"{part.dtype} {list(part.shape)}" if isinstance(part, Tensor) else part for part in parts]
+        raise DataFormatError(
+            f"The state's log is damaged: its header is int64 [{_HEADER}] and its cuts are bool [rows], got "
+            f"{found[0]!r:.80} and {found[1]!r:.80}. Nothing has been changed."
+        )
+    values, rows = header.tolist(), len(cut)
+    cut = cut.cpu().contiguous()
+    epoch, total, cursor, length, _, continues = values[: _CONTINUES + 1]
+    reason = None
+    if not 0 <= length <= rows:
+        reason = f"{length} of {rows} rows are said to be valid"
+    elif not 0 <= cursor < rows or cursor > length:
+        reason = f"the cursor is at row {cursor}, and {length} of {rows} rows are valid"
+    elif not length <= total < _MOST:
+        reason = f"{total} rows are said to have been written, and {length} are valid"
+    elif not 0 <= epoch < _MOST:
+        reason = f"its epoch is {epoch}"
+    elif continues not in (0, 1) or continues > length:
+        reason = f"the flag of the last write is {continues} with {length} rows"
+    elif bool((cut.view(torch.uint8) > 1).any()):
+        reason = "a cut is neither true nor false"
+    elif (length < rows and not cut[0]) or (continues and not cut[cursor]):
+        reason = "a row is said to continue one that is not there, or the oldest row to continue the newest"
+    if reason is not None:
+        raise DataFormatError(f"The state's log is damaged: {reason}. Nothing has been changed.")
+    return values, cut
