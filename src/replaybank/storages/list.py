@@ -121,7 +121,7 @@ class ListStorage(Storage):
 
     def state_dict(self) -> dict[str, Any]:
         """The state. The items are in it as deep copies, whatever they are. O(N)."""
-        return {"log": self.log.state_dict(), "items": copy.deepcopy(self._items)}
+        return {"log": self.log.state_dict(), "items": copy.deepcopy(self._items[: len(self)])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).

@@ -17,7 +17,7 @@ from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import LeafTable
+from replaybank.storages.table import LeafTable, checked
 
 
 class TensorStorage(Storage):
@@ -198,9 +198,12 @@ class TensorStorage(Storage):
                 f"Items are replaced whole: missing {missing}, unknown {extra}. Nothing has been written."
             ) from None
         if isinstance(items, Run):
+            self._replacing(items)
             table.scatter_run(items.start, items.size, leaves)
         else:
-            table.scatter(items.cpu(), leaves, len(self))
+            items = checked(items.cpu(), len(self))
+            self._replacing(items)
+            table.scatter(items, leaves, len(self))
 
     # --- state -----------------------------------------------------------------------------------------
 
@@ -242,6 +245,7 @@ class TensorStorage(Storage):
                 self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
             self._take_over(state_dict, rows, columns, specs, length)
         except BaseException:
+            self._give_up(self._log)
             self._undo_change(before)
             raise
 
@@ -267,9 +271,12 @@ class TensorStorage(Storage):
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
         leaves = table.fit([data[numbers[key]] for key in structure.keys], (length, *columns))
+        log = self.log
         if length:
+            log.begin(0, rows)
             table.scatter_run(0, length * columns_count((1, *columns)), leaves)
-        self.log.load_state_dict(state_dict["log"])
+        log.load_state_dict(state_dict["log"])
+        log.commit()
 
     def _before_change(self) -> Any:
         """What :meth:`_undo_change` goes back to, should a change of what items look like fail."""
@@ -349,7 +356,7 @@ class LazyTensorStorage(TensorStorage):
     @property
     def rows(self) -> int:
         """Capacity along time; before the first write, an upper bound for more dimensions than one."""
-        return self.log.rows if self.initialized or self.ndim == 1 else self._wanted
+        return self._log.rows if self.initialized or self.ndim == 1 else self._wanted
 
     def _prepare_first(self, data: Any, single: bool) -> Batch:
         if type(data) is list and not single:

@@ -47,12 +47,12 @@ class Writer(Stateful):
     @property
     def cursor(self) -> int:
         """Row along time that the next item goes to."""
-        return self.storage.log.cursor
+        return self.storage.log_as_is.cursor
 
     @property
     def write_count(self) -> int:
         """Rows along time ever written to the storage."""
-        return self.storage.log.total - self._counted_from
+        return self.storage.log_as_is.total - self._counted_from
 
     @abstractmethod
     def add(self, data: Any) -> Any:
