@@ -77,6 +77,10 @@ class Storage(Stateful):
         """Capacity along time."""
         return self._log.rows
 
+    def rows_with(self, columns: tuple[int, ...]) -> int:
+        """The capacity along time that it has, or will have once it holds items in such columns."""
+        return self.rows
+
     @property
     def max_size(self) -> int:
         """Capacity in items, over all dimensions."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from replaybank import _native
 from replaybank.storages.arena import Arena
-from replaybank.storages.layout import LeafSpec, RowLayout
+from replaybank.storages.layout import DTYPES, LeafSpec, RowLayout
 from replaybank.storages.structure import as_tensor, show
 
 THREADED_BYTES = 1 << 21
@@ -20,6 +20,12 @@ microseconds each, as long as one core copies 200 KiB) costs more than it saves 
 _REMEMBERED_SHAPES = 16  # batch sizes in use at a time: one a caller, a few callers
 
 _OVERLAP = -2
+
+_UNKNOWN = frozenset(
+    dtype
+    for name, dtype in DTYPES.items()
+    if name.startswith("float8") or name in ("uint16", "uint32", "uint64")
+)
 
 
 class _Shapes:
@@ -34,7 +40,8 @@ class _Shapes:
         self.count = self.lead.numel()
         self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
         self.blanks = [
-            torch.empty((), dtype=leaf.dtype, device=device).expand(shape)
+            # One element and sizes of 1 alone: expanding would give strides of 0, and empty_like keeps those.
+            torch.empty(shape if shape.numel() == 1 else (), dtype=leaf.dtype, device=device).expand(shape)
             for leaf, shape in zip(leaves, self.full, strict=True)
         ]
 
@@ -73,6 +80,7 @@ class LeafTable:
         self.given = given
         self._shapes: dict[tuple[int, ...], _Shapes] = {}
         self.views = list(buffers) if given else self._carve()
+        self._movable = [movable(view) for view in self.views]
         self._item_bytes = sum(leaf.bytes for leaf in layout.leaves)
         self._complex = any(leaf.dtype.is_complex for leaf in layout.leaves)
         self._plan = self._make_plan()
@@ -174,8 +182,7 @@ class LeafTable:
         """
         shapes = self._shape(index.shape)
         if self._plan is None or not index.is_cpu:
-            items = unravel(checked(index, valid), self.dims, self.device)
-            return [view[items] for view in self.views]
+            return self._indexed(unravel(checked(index, valid), self.dims, self.device))
         if not index.is_contiguous():
             index = index.contiguous()
         out = [torch.empty_like(blank) for blank in shapes.blanks]
@@ -196,8 +203,7 @@ class LeafTable:
         shapes = self._shape(lead)
         if self._plan is None:
             index = torch.arange(start, start + count, device=self.device).view(lead)
-            items = unravel(index, self.dims, self.device)
-            return [view[items] for view in self.views]
+            return self._indexed(unravel(index, self.dims, self.device))
         out = [torch.empty_like(blank) for blank in shapes.blanks]
         status = _native.gather_run(
             self._address, self.items, start, count, self._addresses(out), self._threads(count)
@@ -205,6 +211,13 @@ class LeafTable:
         if status >= 0:
             raise self._no_run(start, count)
         return out
+
+    def _indexed(self, items: tuple[Tensor, ...]) -> list[Tensor]:
+        found = [view[items] for view in self._movable]
+        return [
+            leaf if leaf.dtype is view.dtype else leaf.view(view.dtype)
+            for leaf, view in zip(found, self.views, strict=True)
+        ]
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -269,9 +282,7 @@ class LeafTable:
             IndexError: an index is out of range; nothing has been written.
         """
         if self._plan is None:
-            items = unravel(checked(index, valid), self.dims, self.device)
-            for view, leaf in zip(self.views, leaves, strict=True):
-                view[items] = leaf
+            self._set_indexed(unravel(checked(index, valid), self.dims, self.device), leaves)
             return
         index = index.contiguous()
         count = index.numel()
@@ -292,9 +303,7 @@ class LeafTable:
         """
         if self._plan is None:
             index = torch.arange(start, start + count).remainder_(self.items).view(leaves_lead(leaves, self))
-            items = unravel(index, self.dims, self.device)
-            for view, leaf in zip(self.views, leaves, strict=True):
-                view[items] = leaf
+            self._set_indexed(unravel(index, self.dims, self.device), leaves)
             return
         threads = self._threads(count)
         addresses = self._addresses(leaves)
@@ -310,6 +319,10 @@ class LeafTable:
         return IndexError(
             f"There are no {count} items from {start} on: the storage has room for {self.items}."
         )
+
+    def _set_indexed(self, items: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
+        for view, leaf in zip(self._movable, leaves, strict=True):
+            view[items] = leaf if leaf.dtype is view.dtype else leaf.view(view.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -332,6 +345,15 @@ def buffer_sizes(layout: RowLayout, items: int) -> list[tuple[str, int]]:
     for number in layout.columns:
         sizes.append((f"column-{number}", items * layout.leaves[number].bytes))
     return sizes
+
+
+def movable(view: Tensor) -> Tensor:
+    """The same memory in a dtype that torch's indexing knows on every device.
+
+    It lacks some (uint32, float8): it would fail at such a leaf, with the leaves before it written.
+    """
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(view.dtype.itemsize)
+    return view.view(kind) if view.dtype in _UNKNOWN and kind is not None else view
 
 
 def leaves_lead(leaves: list[Tensor], table: LeafTable) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from replaybank.storages.capacity import check_memory
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import LeafTable, checked
+from replaybank.storages.table import LeafTable, checked, movable
 
 
 class TensorStorage(Storage):
@@ -90,7 +90,9 @@ class TensorStorage(Storage):
         if self._table is None or key not in keys:
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         view = self._table.views[keys.index(key)][: self.log.length]
-        return view[rows] if isinstance(rows, slice) else view.index_select(0, rows.to(view.device))
+        if isinstance(rows, slice):
+            return view[rows]
+        return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
@@ -358,6 +360,10 @@ class LazyTensorStorage(TensorStorage):
         """Capacity along time; before the first write, an upper bound for more dimensions than one."""
         return self._log.rows if self.initialized or self.ndim == 1 else self._wanted
 
+    def rows_with(self, columns: tuple[int, ...]) -> int:
+        """The capacity along time that it has, or will have once it holds items in such columns."""
+        return self.rows if self.initialized else -(-self._wanted // max(math.prod(columns), 1))
+
     def _prepare_first(self, data: Any, single: bool) -> Batch:
         if type(data) is list and not single:
             return self._prepare_list(data)
@@ -396,7 +402,7 @@ class LazyTensorStorage(TensorStorage):
         return LeafTable.allocate(layout, dims, arena, device)
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
-        mine = -(-self._wanted // max(math.prod(columns), 1))
+        mine = self.rows_with(columns)
         if rows != mine:
             raise ValueError(
                 f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
@@ -474,9 +480,9 @@ def _common_lead(structure: Structure, leaves: Sequence[Tensor], batch_dims: int
 
 
 def _is_empty(data: Any) -> bool:
-    """Whether it is a TensorDict of no items, which need not have keys."""
-    batch_size: Sequence[int] = getattr(data, "batch_size", ())
-    return len(batch_size) > 0 and batch_size[0] == 0
+    """Whether it is a TensorDict, tensor or array of no items, which need not have keys or columns."""
+    sizes: Sequence[int] = getattr(data, "batch_size", getattr(data, "shape", ()))
+    return len(sizes) > 0 and sizes[0] == 0
 
 
 def _count(leaf: Any, key: Key) -> int:

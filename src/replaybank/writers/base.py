@@ -99,25 +99,27 @@ def places(storage: Storage, start: int, rows: int) -> Tensor:
         int64 ``[rows]``, or ``[rows * columns, ndim]``, time-major, for more dimensions.
     """
     if storage.ndim == 1:
-        return _time(storage, start, rows)
+        return _time(storage, start, rows, storage.rows)
+    if not rows:  # of a storage without items, of which the columns are not known
+        return torch.empty((0, storage.ndim), dtype=torch.int64, device=storage.device)
     grid = place_grid(storage, start, rows, storage.columns)
     return grid.reshape(-1, storage.ndim)
 
 
 def place_grid(storage: Storage, start: int, rows: int, columns: tuple[int, ...]) -> Tensor:
     """The same, shaped like the data: ``[rows]``, or ``[rows, *columns, ndim]`` for more dimensions."""
-    time = _time(storage, start, rows)
+    time = _time(storage, start, rows, storage.rows_with(columns))
     if storage.ndim == 1:
         return time
     axes = [time, *(torch.arange(size, device=time.device) for size in columns)]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
 
-def _time(storage: Storage, start: int, rows: int) -> Tensor:
+def _time(storage: Storage, start: int, rows: int, capacity: int) -> Tensor:
     device = storage.device
     time = (
         torch.arange(start, start + rows)
         if device is None
         else torch.arange(start, start + rows, device=device)
     )
-    return time if start + rows <= storage.rows else time.remainder_(storage.rows)
+    return time if start + rows <= capacity else time.remainder_(capacity)
