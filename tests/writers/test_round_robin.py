@@ -114,7 +114,7 @@ def test_a_tensordict_without_a_batch_goes_to_add() -> None:
 def test_a_dataset_cannot_be_written_to() -> None:
     writer = _registered(ImmutableDatasetWriter(), TensorStorage(torch.arange(4)))
     for write in (writer.add, writer.extend):
-        with pytest.raises(RuntimeError, match="read-only"):
+        with pytest.raises(RuntimeError, match=r"read-only.*buffer of your own"):
             write(torch.arange(1))
     assert writer.storage[:].tolist() == [0, 1, 2, 3]
     assert "ImmutableDatasetWriter" in repr(writer)

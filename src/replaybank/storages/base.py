@@ -338,8 +338,13 @@ class Storage(Stateful):
         self.log.clear()
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The state as tensors and plain values, all copies. O(N)."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The state as tensors and plain values. O(N), or O(rows) without copies.
+
+        Args:
+            copy: False gives views of the items where there can be such, to be saved at once: they are right
+                only as long as nobody writes, and take no memory of their own.
+        """
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

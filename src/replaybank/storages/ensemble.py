@@ -97,9 +97,9 @@ class StorageEnsemble(Stateful):
         for storage in self.storages:
             storage.empty()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the parts."""
-        return {"storages": [storage.state_dict() for storage in self.storages]}
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The states of the parts; ``copy`` as in :meth:`Storage.state_dict`."""
+        return {"storages": [storage.state_dict(copy=copy) for storage in self.storages]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state.

@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
-from replaybank.storages.capacity import check_memory
+from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.structure import Differs, Structure, show
@@ -51,7 +51,7 @@ class TensorStorage(Storage):
         device: torch.device | str | None = "cpu",
         ndim: int = 1,
     ) -> None:
-        _check_ndim(ndim)
+        ndim = whole_number(ndim, "ndim")
         if storage is None:
             raise ValueError(
                 "TensorStorage needs data; LazyTensorStorage(max_size) makes it at the first write."
@@ -60,7 +60,7 @@ class TensorStorage(Storage):
         dims = _common_lead(structure, leaves, ndim)
         if 0 in dims:
             raise ValueError(f"The data holds no items: its batch dimensions are {list(dims)}.")
-        if max_size is not None and max_size != torch.Size(dims).numel():
+        if max_size is not None and whole_number(max_size, "max_size") != torch.Size(dims).numel():
             raise ValueError(
                 f"max_size={max_size}, but the data holds {torch.Size(dims).numel()} items {list(dims)}. "
                 "Leave max_size out, or use LazyTensorStorage."
@@ -145,8 +145,20 @@ class TensorStorage(Storage):
         """Items one by one, each a time row."""
         if not data:
             return Batch(0, [])
-        rows = [self.prepare(item, single=True).content for item in data]
-        return Batch(len(data), [torch.stack(leaves) for leaves in zip(*rows, strict=True)])
+        before = self._before_change()
+        try:
+            rows = [self.prepare(item, single=True).content for item in data]
+            for number, row in enumerate(rows):
+                if len(row) != len(rows[-1]):
+                    raise ValueError(
+                        f"The items of a list must have the same keys: item {len(rows) - 1} has "
+                        f"{self.leaf_keys()}, item {number} has {self.leaf_keys()[: len(row)]} only. Nothing "
+                        "has been written."
+                    )
+            return Batch(len(data), [torch.stack(leaves) for leaves in zip(*rows, strict=True)])
+        except BaseException:
+            self._undo_change(before)
+            raise
 
     def _prepare_other(self, data: Any, single: bool) -> Batch:
         """Data of another structure: new keys become columns, anything else is an error."""
@@ -209,15 +221,24 @@ class TensorStorage(Storage):
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as tensors and plain values, all copies. O(N)."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The state as tensors and plain values. O(N), or O(rows) without copies.
+
+        Args:
+            copy: False gives views of the valid items, to be saved at once: they are right only as long as
+                nobody writes.
+        """
         state: dict[str, Any] = {"initialized": self.initialized, "log": self.log.state_dict()}
         if self.initialized:
             table, structure = self._parts()
             state["columns"] = list(self.columns)
             state["leaves"] = RowLayout(table.layout.leaves, [None] * len(table.views), 0).to_json()["leaves"]
             state["structure"] = structure.to_json()
-            state["data"] = table.gather_run(0, len(self), tuple(self.shape))
+            state["data"] = (
+                table.gather_run(0, len(self), tuple(self.shape))
+                if copy
+                else [view[: self.log.length] for view in table.views]
+            )
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -341,11 +362,13 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         shared_init: bool = False,
     ) -> None:
-        _check_ndim(ndim)
-        if max_size < 1:
-            raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
-        # A byte a row is what the log takes; the items are known, and checked, at the first write.
-        check_memory(max_size if ndim == 1 else 1, f"The log of a storage of {max_size} items")
+        ndim, max_size = whole_number(ndim, "ndim"), whole_number(max_size, "max_size")
+        # A byte a row is what the log takes, wherever the items are; those are checked at the first write.
+        check_memory(
+            max_size if ndim == 1 else 1,
+            f"The log of a storage of {max_size} items",
+            advice="Ask for fewer items: every storage keeps its log in memory.",
+        )
         where = None if device == "auto" else torch.device(device)
         Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where)
         self._wanted = max_size
@@ -421,11 +444,6 @@ CHECKED_COPY_BYTES = 1 << 26
 """Copies of at least this size ask first how much memory there is: asking takes 80 microseconds."""
 
 _STORABLE = frozenset(DTYPES.values())
-
-
-def _check_ndim(ndim: int) -> None:
-    if ndim < 1:
-        raise ValueError(f"A storage has at least one batch dimension, got ndim={ndim}.")
 
 
 def _check_columns(columns: tuple[Any, ...], ndim: int) -> None:
