@@ -91,7 +91,7 @@ def whole_number(value: Any, name: str) -> int:
             f"{name}=1_000_000."
         )
     if number < 1:
-        raise ValueError(f"{name} is at least 1, got {number}.")
+        raise ValueError(f"{name} is at least 1, got {name}={number}.")
     return number
 
 
