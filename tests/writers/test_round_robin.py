@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from replaybank.errors import DataFormatError
 from replaybank.storages import LazyTensorStorage, ListStorage, TensorStorage
 from replaybank.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -154,3 +155,14 @@ def test_an_empty_batch_is_no_write_whatever_it_lacks(ndim: int, data: Any, writ
     assert index.shape == ((0,) if ndim == 1 else (0, 2))
     assert index.dtype == torch.int64
     assert writer.write_count == written
+
+
+@pytest.mark.parametrize(
+    "state", [{}, *({"write_count": value} for value in ("3", True, -1, 1 << 63)), {"items": []}]
+)
+def test_a_damaged_state_of_a_writer_is_refused(state: dict[str, Any]) -> None:
+    writer = _registered(RoundRobinWriter(), LazyTensorStorage(4))
+    writer.extend(torch.arange(3))
+    with pytest.raises(DataFormatError, match="damaged"):
+        writer.load_state_dict(state)
+    assert writer.write_count == 3

@@ -10,7 +10,7 @@ from tensordict import is_tensor_collection, lazy_stack
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
-from replaybank.storages.base import Storage
+from replaybank.storages.base import Storage, entry
 
 
 class StorageEnsemble(Stateful):
@@ -107,7 +107,7 @@ class StorageEnsemble(Stateful):
         Raises:
             ValueError: it is of another number of parts; nothing has been changed.
         """
-        states = state_dict["storages"]
+        states = entry(state_dict, "storages", list)
         if len(states) != len(self.storages):
             raise ValueError(
                 f"The state is of {len(states)} storages, the ensemble has {len(self.storages)}."

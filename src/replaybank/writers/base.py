@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
-from replaybank.storages.base import Storage
+from replaybank.errors import DataFormatError
+from replaybank.storages.base import Storage, entry
 
 
 class Writer(Stateful):
@@ -83,8 +84,14 @@ class Writer(Stateful):
         """Take over a state, once the storage has taken over its own.
 
         What the storage's log has counted may be more than it had when the state was saved.
+
+        Raises:
+            DataFormatError: it is no such state; nothing has been changed.
         """
-        self._counted_from = self.storage.log.total - int(state_dict["write_count"])
+        count = entry(state_dict, "write_count", int)
+        if isinstance(count, bool) or not 0 <= count < 1 << 62:
+            raise DataFormatError(f"The writer's state is damaged: it has counted {count!r} rows.")
+        self._counted_from = self.storage.log.total - count
 
     def __repr__(self) -> str:
         if self._storage is None:
