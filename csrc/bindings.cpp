@@ -13,8 +13,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "blocks.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
+#include "next_leaves.hpp"
 #include "slice_starts.hpp"
 #include "sum_tree.hpp"
 #include "tfrecord.hpp"
@@ -82,6 +84,65 @@ void bind_gather(nb::module_& m) {
 void bind_memory(nb::module_& m) {
     m.def("ask_large_pages", &replaybank::ask_large_pages, "address"_a, "bytes"_a);
     m.def("reserve_blocks", &replaybank::reserve_blocks, "file"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
+}
+
+// --- next_leaves.hpp ------------------------------------------------------------------------------------
+
+// What Python holds: two plans, and a state of header, places and stack (addresses and sizes).
+using NextArgs = std::vector<Count>;
+
+replaybank::NextLeaves next_of(const NextArgs& args) {
+    const auto address = [&args](std::size_t i) { return static_cast<Address>(args[i]); };
+    return {leaves_at(address(0)), leaves_at(address(1)), args[2], at<std::int32_t>(address(3)), args[4], args[5],
+            {at<Count>(address(6)), at<std::int32_t>(address(7)), args[8]}};
+}
+
+void bind_next_leaves(nb::module_& m) {
+    using Released = nb::call_guard<nb::gil_scoped_release>;
+    m.def("next_compare", [](const NextArgs& next, Count start, Count count, const Addresses& sources,
+                             const Addresses& made, Address derived) {
+        return replaybank::next_compare(next_of(next), start, count, sources.data(), made.data(),
+                                        at<std::uint8_t>(derived));
+    }, Released());
+    m.def("next_release", [](const NextArgs& next, Address index, Count count) {
+        return replaybank::next_release(next_of(next), index_at(index), count);
+    }, Released());
+    m.def("next_settle", [](const NextArgs& next, Address index, Count count, const Addresses& made, Address derived) {
+        return replaybank::next_settle(next_of(next), index_at(index), count, made.data(),
+                                       at<const std::uint8_t>(derived));
+    }, Released());
+    m.def("next_gather", [](const NextArgs& next, Count valid, Address index, Count count, const Addresses& batches,
+                            Count threads) {
+        return replaybank::next_gather(next_of(next), valid, index_at(index), count, batches.data(), threads);
+    }, Released());
+}
+
+// --- blocks.hpp -----------------------------------------------------------------------------------------
+
+void bind_blocks(nb::module_& m) {
+    const auto blocks_of = [](const Addresses& chunks, Count chunk_blocks, Address header) {
+        return replaybank::Blocks{chunks.data(), chunk_blocks, size_of(chunks) * chunk_blocks, at<Count>(header)};
+    };
+    m.attr("BLOCK_BYTES") = replaybank::Blocks::kBlock;
+    m.attr("BLOCK_PAYLOAD") = replaybank::Blocks::kPayload;
+    m.def("blocks_write", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header,
+                                      const nb::bytes& from) {
+        return replaybank::blocks_write(blocks_of(chunks, chunk_blocks, header),
+                                        static_cast<const char*>(from.data()), static_cast<Count>(from.size()));
+    });
+    m.def("blocks_free", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header, Count first,
+                                     Count bytes) {
+        replaybank::blocks_free(blocks_of(chunks, chunk_blocks, header), first, bytes);
+    });
+    // New bytes, or None where the chain is damaged.
+    m.def("blocks_read", [blocks_of](const Addresses& chunks, Count chunk_blocks, Address header, Count first,
+                                     Count bytes) -> nb::object {
+        const nb::object out = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+        if (!out.is_valid()) throw nb::python_error();
+        const auto blocks = blocks_of(chunks, chunk_blocks, header);
+        if (!replaybank::blocks_read(blocks, first, bytes, PyBytes_AsString(out.ptr()))) return nb::none();
+        return out;
+    });
 }
 
 // --- sum_tree.hpp ---------------------------------------------------------------------------------------
@@ -327,6 +388,8 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
     bind_gather(m);
     bind_memory(m);
+    bind_blocks(m);
+    bind_next_leaves(m);
     bind_sum_tree(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);

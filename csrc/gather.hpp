@@ -16,15 +16,15 @@
 //   - Batches and items must not overlap; the scatter kernels return -2, and have copied nothing, where they do.
 //   - O(count * bytes), no allocation except for threads, no state. Two calls may read at once; a call that
 //     writes must be alone with the items that it writes (the buffer's lock sees to it).
-//   - `threads` > 1 shares the items out over that many threads. Only large copies gain: starting a thread
-//     costs some 20 microseconds, in which one core copies about 200 KiB.
+//   - `threads` > 1 shares the items out over that many threads of a pool (thread_pool.hpp). Only large copies gain:
+//     waking a thread costs some 10 microseconds, in which one core copies about 100 KiB.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <thread>
-#include <vector>
+
+#include "thread_pool.hpp"
 
 namespace replaybank {
 
@@ -44,6 +44,8 @@ constexpr std::int64_t kBlock = 32;
 // Lines asked for ahead per row; beyond these the hardware has seen the direction.
 constexpr std::int64_t kPrefetchLines = 8;
 constexpr std::int64_t kLine = 64;
+// What a thread takes at a time: some ten microseconds of copying, so that the last piece delays little.
+constexpr std::int64_t kPieceBytes = std::int64_t{1} << 17;
 
 inline void prefetch(const char* address) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -184,28 +186,28 @@ void copy_items(const Leaf* leaves, const Leaf* end, Items items, std::int64_t f
     }
 }
 
+// part(first, last) for all of [0, count), shared out over threads in pieces of about kPieceBytes.
+template <class Part>
+void in_parts(std::int64_t count, std::int64_t item_bytes, std::int64_t threads, const Part& part) {
+    if (threads <= 1 || count <= 1) {
+        part(0, count);
+        return;
+    }
+    const std::int64_t wanted = count * item_bytes / kPieceBytes;
+    const std::int64_t pieces = wanted < count ? (wanted > threads ? wanted : (threads < count ? threads : count)) : count;
+    ThreadPool::run(pieces, threads - 1,
+                    [&](std::int64_t k) { part(count * k / pieces, count * (k + 1) / pieces); });
+}
+
 template <class Direction, class Items>
 void share_out(const Leaf* leaves, std::int64_t leaf_count, Items items, std::int64_t count,
                const std::uintptr_t* batches, std::int64_t threads) {
-    if (threads > count) threads = count;
     const Leaf* end = leaves + leaf_count;
-    if (threads <= 1) {
-        copy_items<Direction>(leaves, end, items, 0, count, batches);
-        return;
-    }
-    std::vector<std::thread> helpers;
-    std::int64_t first = 0;
-    for (std::int64_t t = 0; t + 1 < threads; ++t) {
-        const std::int64_t last = count * (t + 1) / threads;
-        try {
-            helpers.emplace_back([=] { copy_items<Direction>(leaves, end, items, first, last, batches); });
-        } catch (...) {  // no thread (or no memory for it) to be had: the caller does this part as well
-            break;
-        }
-        first = last;
-    }
-    copy_items<Direction>(leaves, end, items, first, count, batches);
-    for (std::thread& helper : helpers) helper.join();
+    std::int64_t bytes = 0;
+    for (const Leaf* leaf = leaves; leaf != end; ++leaf) bytes += leaf->bytes;
+    in_parts(count, bytes, threads, [=](std::int64_t first, std::int64_t last) {
+        copy_items<Direction>(leaves, end, items, first, last, batches);
+    });
 }
 
 inline std::int64_t first_bad(const std::int64_t* index, std::int64_t count, std::int64_t n) {

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 from torch import Tensor
 
-from replaybank.storages import ListStorage, Storage
+from replaybank.storages import LazyStackStorage, ListStorage, Storage
 
 
 class Step(NamedTuple):
@@ -94,6 +94,48 @@ def _ids_of_frame(data: Any) -> Tensor:
     return _read(data.number, (data.flag, _flag(data.number)))
 
 
+def _next_ids(ids: Tensor) -> Tensor:
+    """What follows: the next number, but for every fifth, where something ends."""
+    return torch.where(ids % 5 == 4, -ids, ids + 1)
+
+
+def _transitions(ids: Tensor) -> Any:
+    after = TensorDict({"observation": _vector(_next_ids(ids)), "flag": _flag(ids)}, ids.shape)
+    return TensorDict({"observation": _vector(ids), "next": after, "number": ids.clone()}, ids.shape)
+
+
+TRANSITIONS = DataKind(
+    "transitions",
+    _transitions,
+    lambda data: _read(
+        data["number"],
+        (data["observation"], _vector(data["number"])),
+        (data["next", "observation"], _vector(_next_ids(data["number"]))),
+        (data["next", "flag"], _flag(data["number"])),
+    ),
+)
+"""For storages that make one observation from another."""
+
+
+def _image(ids: Tensor, axis: int) -> Tensor:
+    """uint8 ``[*ids, 5, 4, 3]``, or channels first: different for each id up to 251."""
+    steps = torch.arange(60).view(5, 4, 3) if axis else torch.arange(60).view(3, 5, 4)
+    return ((ids[..., None, None, None] * 7 + steps) % 251).to(torch.uint8)
+
+
+IMAGES = DataKind(
+    "images",
+    lambda ids: TensorDict(
+        {"number": ids.clone(), "last": _image(ids, 1), "in": {"first": _image(ids, 0)}}, ids.shape
+    ),
+    lambda data: _read(
+        data["number"],
+        (data["last"], _image(data["number"], 1)),
+        (data["in", "first"], _image(data["number"], 0)),
+    ),
+)
+"""For storages that encode images."""
+
 KINDS = [
     DataKind("tensor", lambda ids: ids.clone(), lambda data: _read(data)),
     DataKind(
@@ -162,6 +204,8 @@ class Model:
 def read_ids(kind: DataKind, storage: Storage, index: Any) -> Tensor:
     """Ids of what the storage holds at ``index``."""
     data = storage.get(index)
+    if isinstance(storage, LazyStackStorage) and data.batch_size:
+        data = list(data.unbind(0))
     if isinstance(storage, ListStorage) and isinstance(data, list):
         return torch.stack([kind.ids(item) for item in data]) if data else torch.empty(0, dtype=torch.int64)
     return kind.ids(data)

@@ -13,9 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts import KINDS, DataKind, Model, check_state, check_storage, items_for, read_ids
+from contracts import (
+    IMAGES,
+    KINDS,
+    TRANSITIONS,
+    DataKind,
+    Model,
+    check_state,
+    check_storage,
+    items_for,
+    read_ids,
+)
 from replaybank.storages import (
+    CompressedListStorage,
+    EncodedFrames,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     Storage,
@@ -38,24 +51,54 @@ def _size(rows: int, columns: tuple[int, ...]) -> int:
     return rows * torch.Size(columns).numel()
 
 
+AS_PNG: dict[Any, EncodedFrames] = {
+    "last": EncodedFrames("png"),
+    ("in", "first"): EncodedFrames("png", channels_first=True),
+}
+
 FACTORIES: dict[str, Factory] = {
     "list": lambda rows, columns, kind: ListStorage(rows),
+    "stack": lambda rows, columns, kind: LazyStackStorage(rows),
+    "compressed": lambda rows, columns, kind: CompressedListStorage(rows),
     "given": _given,
     "lazy": lambda rows, columns, kind: LazyTensorStorage(_size(rows, columns), ndim=1 + len(columns)),
     "shared": lambda rows, columns, kind: LazyTensorStorage(
         _size(rows, columns), ndim=1 + len(columns), shared_init=True
     ),
+    "derived": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
+    ),
+    "derived-shared": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), next_observation="derive", shared_init=True
+    ),
+    "derived-memmap": lambda rows, columns, kind: LazyMemmapStorage(
+        _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
+    ),
+    "images": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
+    ),
+    "images-shared": lambda rows, columns, kind: LazyTensorStorage(
+        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG, shared_init=True
+    ),
+    "images-memmap": lambda rows, columns, kind: LazyMemmapStorage(
+        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
+    ),
     "memmap": lambda rows, columns, kind: LazyMemmapStorage(_size(rows, columns), ndim=1 + len(columns)),
 }
+
+LISTS = ("list", "stack", "compressed")
 
 CASES = [
     pytest.param(name, kind, columns, id=f"{name}-{kind}-{len(columns) + 1}d")
     for name in FACTORIES
-    for kind in KINDS
+    for kind in (*KINDS, TRANSITIONS, IMAGES)
     for columns in COLUMNS
-    if not (name == "list" and columns)
+    if not (name in LISTS and columns)
+    if (kind is TRANSITIONS) == name.startswith("derived")
+    if (kind is IMAGES) == name.startswith("images")
+    if not (name == "stack" and kind.name not in ("tensordict", "tensorclass"))
     # Sharing and files change where the bytes lie, not what the data is: one kind with both will do.
-    if name in ("list", "given", "lazy") or kind.name == "tensordict"
+    if name in (*LISTS, "given", "lazy") or kind in (TRANSITIONS, IMAGES) or kind.name == "tensordict"
 ]
 
 
@@ -177,8 +220,8 @@ def test_every_kind_of_index_reads_what_torch_would(
         (Ellipsis, ids),
         ([], ids[:0]),
     ]:
-        if isinstance(index, list) and not index and name == "list":
-            assert storage.get(index) == []
+        if isinstance(index, list) and not index and name in LISTS:
+            assert len(storage.get(index)) == 0
             continue
         got = read_ids(kind, storage, index)
         assert got.tolist() == expected.tolist(), index
@@ -238,7 +281,9 @@ def test_what_is_no_index_is_a_type_error(index: Any) -> None:
         storage.get(index)
 
 
-TENSORS = [case for case in CASES if case.values[0] != "list"]  # a list keeps and gives objects, not copies
+TENSORS = [
+    case for case in CASES if case.values[0] not in LISTS
+]  # a list keeps and gives objects, not copies
 
 
 @pytest.mark.parametrize(("name", "kind", "columns"), TENSORS)

@@ -52,7 +52,7 @@ def test_objects_come_as_a_list_a_part_and_mappings_entry_by_entry() -> None:
 def test_other_indices_parts_and_writes_are_refused() -> None:
     ensemble = StorageEnsemble(TensorStorage(torch.arange(5)))
     with pytest.raises(TypeError, match=r"'buffer_ids' and 'index'.*got int"):
-        ensemble[0]
+        ensemble.get(0)
     with pytest.raises(IndexError, match="no part 1: the ensemble has 1"):
         ensemble.get(where([1], [0]))
     with pytest.raises(RuntimeError, match="not written to"):
@@ -75,3 +75,42 @@ def test_states_are_those_of_the_parts() -> None:
     loaded.empty()
     assert len(loaded) == 0
     assert "LazyTensorStorage" in repr(loaded)
+
+
+def test_parts_are_chosen_as_from_a_list_and_items_behind_them() -> None:
+    first, second = TensorStorage(torch.arange(5)), TensorStorage(torch.arange(5) * 10)
+    ensemble = StorageEnsemble(first, second)
+    assert ensemble[0] is ensemble[-2] is ensemble[torch.tensor(0)] is first
+    for index, expected in (
+        (slice(1, None), [second]),
+        ([1, 0], [second, first]),
+        (torch.tensor([True, False]), [first]),
+        (..., [first, second]),
+    ):
+        assert list(ensemble[index].storages) == expected
+    assert ensemble[1, 2] == 20
+    assert ensemble[:, :2].tolist() == [[0, 1], [0, 10]]
+    assert ensemble[..., torch.tensor([4, 0])].tolist() == [[4, 0], [40, 0]]
+    assert ensemble[[1], -1:].tolist() == [[40]]
+    for wrong, error in (
+        (2, IndexError),
+        ([], ValueError),
+        (0.5, TypeError),
+        ((), TypeError),
+        ((0, 9), IndexError),
+    ):
+        with pytest.raises(error):
+            ensemble[wrong]
+
+
+def test_each_part_has_its_transform() -> None:
+    ensemble = StorageEnsemble(
+        TensorStorage(torch.arange(5)), TensorStorage(torch.arange(5)), transforms=[None, lambda data: -data]
+    )
+    where = {"buffer_ids": torch.tensor([1, 0]), "index": torch.tensor([[1, 2], [3, 4]])}
+    assert ensemble.get(where).tolist() == [[-1, -2], [3, 4]]
+    assert ensemble[:, 1:3].tolist() == [[1, 2], [-1, -2]]
+    assert ensemble[[1]][:, 1:3].tolist() == [[-1, -2]]
+    assert ensemble[1, 3] == -3
+    with pytest.raises(ValueError, match="1 transforms for 2"):
+        StorageEnsemble(TensorStorage(torch.arange(5)), TensorStorage(torch.arange(5)), transforms=[None])

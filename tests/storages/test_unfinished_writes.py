@@ -211,3 +211,25 @@ def test_data_that_does_not_fit_and_items_that_are_not_there_change_nothing() ->
         storage[[0, 6]] = _data(100, 2)
     assert storage.log.mark() == mark
     _check(storage, list(range(6)))
+
+
+def test_an_interrupt_while_next_observations_are_derived_leaves_whole_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(k: int) -> dict[str, Any]:
+        return {"observation": torch.full((1, 4), k), "next": {"observation": torch.full((1, 4), k + 1)}}
+
+    storage = LazyTensorStorage(4, next_observation="derive")
+    for k in range(6):
+        storage.write(k % 4, storage.prepare(step(k)))
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteLog, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            storage.write(2, storage.prepare(step(100)))
+    items = storage[:]
+    assert items["observation"][:, 0].tolist() == [4, 5, 5, 3]
+    assert items["next"]["observation"][:, 0].tolist() == [5, 6, 6, 4]

@@ -129,8 +129,9 @@ class ReplayBuffer(ComposedBuffer):
             data = time_to_front(data, self._dim_extend)
         self._sampler.check_write(self._storage, data)
         index = self._writer.extend(data)
-        if index.numel():
-            self._sampler.extend(index)
+        kept = index if self._writer.keeps_all else index[index >= 0]
+        if kept.numel():
+            self._sampler.extend(kept)
         return index, data
 
     def _no_index(self) -> Tensor:

@@ -100,8 +100,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         with self._writing:
             index, written = self._extend(_without_generation(data))
             if written is not None and update_priority is not False and self._has_priorities(written):
-                priority = self._reduced(written.get(self._priority_key), self._storage.ndim)
-                self._sampler.update_priority(index, priority.reshape(-1), storage=self._storage)
+                priority = self._reduced(written.get(self._priority_key), self._storage.ndim).reshape(-1)
+                kept = slice(None) if self._writer.keeps_all else index >= 0
+                if index[kept].numel():
+                    self._sampler.update_priority(index[kept], priority[kept], storage=self._storage)
             return index
 
     def __setitem__(self, index: Any, data: Any) -> None:

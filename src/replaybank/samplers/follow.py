@@ -78,11 +78,17 @@ class Follower:
                 return News(False, appended, bool(changes.touched))
             return self._by_total(log)._replace(touched=True)
         # Either the storage was loaded, or it was emptied: then its length is not what it must have become.
-        if self._log is not None or log.length != min(rows, length + log.total - total):
+        if self._log is not None:
             return News(True, [], False)
         changes = log.changes(log.epoch_mark())
         if not changes.everything and sum(count for _, count in changes.appended) == log.total - total:
-            return News(False, changes.appended, bool(changes.touched))
+            reach = length
+            for start, count in changes.appended:
+                reach = max(reach, min(start + count, rows))
+            if reach == log.length:
+                return News(False, changes.appended, bool(changes.touched))
+        if log.length != min(rows, length + log.total - total):
+            return News(True, [], False)
         return self._by_total(log)._replace(touched=changes.everything or bool(changes.touched))
 
     def _by_total(self, log: WriteLog) -> News:

@@ -46,9 +46,14 @@ class Storage(Stateful):
         rows: capacity along time.
         ndim: number of batch dimensions, at least 1.
         device: where the items are; None where items are kept as they come.
+        compilable: accepted for code that passes it. ``torch.compile`` of code that writes and samples works
+            either way: the storage's own work runs between the compiled parts.
     """
 
-    def __init__(self, rows: int, ndim: int, device: torch.device | None) -> None:
+    def __init__(
+        self, rows: int, ndim: int, device: torch.device | None, *, compilable: bool = False
+    ) -> None:
+        self.compilable = compilable
         self.ndim = ndim
         self.device = device
         self.columns: tuple[int, ...] = ()
@@ -186,8 +191,8 @@ class Storage(Stateful):
                 count -= min(rows, count - rows)
             log.append(start, count)
             log.commit()
-        except BaseException:
-            self._give_up(log)
+        except BaseException as error:
+            self._give_up(log, error)
             raise
 
     def _replacing(self, items: Run | Tensor) -> None:
@@ -203,9 +208,11 @@ class Storage(Stateful):
         numbers = items.cpu().reshape(-1)
         return torch.where(numbers < 0, numbers + len(self), numbers) // width
 
-    def _give_up(self, log: WriteLog) -> None:
+    def _give_up(self, log: WriteLog, error: BaseException) -> None:
         """After an exception in a write: nothing half written stays."""
         log.stop()
+        if log.unfinished and isinstance(error, MemoryError):
+            log.commit()  # room is looked for before the first byte is written: all is as it was
         if log.unfinished:
             self._make_good(log, warn=False)
 
@@ -225,7 +232,7 @@ class Storage(Stateful):
                     self._store_run(number, row, 0)
             log.settle(torn)
             if torn and whole < 0:
-                log.clear()
+                self.empty()
         finally:
             log.stop()
         if warn:
@@ -292,8 +299,8 @@ class Storage(Stateful):
             self._store_items(target, data)
             log.touch(self._rows_of(target))
             log.commit()
-        except BaseException:
-            self._give_up(log)
+        except BaseException as error:
+            self._give_up(log, error)
             raise
 
     # --- reading ---------------------------------------------------------------------------------------

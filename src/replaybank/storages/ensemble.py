@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from replaybank.checkpoint import Stateful
 from replaybank.storages.base import Storage, entry
+from replaybank.storages.indexing import pick
+
+Transform = Callable[[Any], Any]
 
 
 class StorageEnsemble(Stateful):
@@ -22,9 +25,10 @@ class StorageEnsemble(Stateful):
 
     Args:
         *storages: at least one.
+        transforms: what is called on the data that a part gives, one or None a part.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or another number of transforms.
 
     Example:
         >>> from tensordict import TensorDict
@@ -34,12 +38,20 @@ class StorageEnsemble(Stateful):
         >>> ensemble.get(TensorDict(where, batch_size=[2]))
         tensor([[10, 20],
                 [ 3,  4]])
+        >>> ensemble[:, :2], ensemble[1, -1], len(ensemble[:1])
+        (tensor([[ 0,  1],
+                 [ 0, 10]]), tensor(40), 5)
     """
 
-    def __init__(self, *storages: Storage) -> None:
+    def __init__(self, *storages: Storage, transforms: Sequence[Transform | None] | None = None) -> None:
         if not storages:
             raise ValueError("A StorageEnsemble needs at least one storage.")
+        if transforms is not None and len(transforms) != len(storages):
+            raise ValueError(
+                f"{len(transforms)} transforms for {len(storages)} storages: give one each, None for none."
+            )
         self.storages = storages
+        self.transforms = None if transforms is None else tuple(transforms)
 
     @property
     def max_size(self) -> int:
@@ -67,19 +79,53 @@ class StorageEnsemble(Stateful):
         if not (is_tensor_collection(index) or isinstance(index, Mapping)):
             raise TypeError(
                 "A StorageEnsemble is read by an index with 'buffer_ids' and 'index', as a SamplerEnsemble "
-                f"gives it, got {type(index).__name__}. Read one part as ensemble.storages[i][...]."
+                f"gives it, got {type(index).__name__}. Read one part as ensemble[i][...]."
             )
         ids, items = index["buffer_ids"].tolist(), index["index"].unbind()
         return _combined([self._read(k, item) for k, item in zip(ids, items, strict=True)])
 
     def __getitem__(self, index: Any) -> Any:
-        return self.get(index)
+        """A part, an ensemble of some, or items.
+
+        Args:
+            index: as for :meth:`get`; or which parts, an integer for the storage itself, a slice, list,
+                range, array, tensor, mask or ``...`` for an ensemble of those; or a tuple: which parts, and
+                what in each of them.
+
+        Raises:
+            IndexError: there is no such part or item.
+            TypeError: no index.
+        """
+        if is_tensor_collection(index) or isinstance(index, Mapping):
+            return self.get(index)
+        if isinstance(index, tuple):
+            return self._read_parts(index)
+        picked = pick(index, len(self.storages), "Storage")
+        if isinstance(picked, int):
+            return self.storages[picked]
+        transforms = None if self.transforms is None else [self.transforms[number] for number in picked]
+        return StorageEnsemble(*(self.storages[number] for number in picked), transforms=transforms)
+
+    def _read_parts(self, index: tuple[Any, ...]) -> Any:
+        if not index:
+            raise TypeError("An empty tuple is no index.")
+        picked = pick(index[0], len(self.storages), "Storage")
+        if len(index) == 1:
+            return self[index[0]]
+        inner = index[1] if len(index) == 2 else index[1:]
+        if isinstance(picked, int):
+            return self._changed(picked, self.storages[picked].get(inner))
+        return _combined([self._changed(number, self.storages[number].get(inner)) for number in picked])
 
     def _read(self, number: int, items: Tensor) -> Any:
         if not 0 <= number < len(self.storages):
             raise IndexError(f"There is no part {number}: the ensemble has {len(self.storages)}.")
         storage = self.storages[number]
-        return storage.get(item_index(items, storage.ndim))
+        return self._changed(number, storage.get(item_index(items, storage.ndim)))
+
+    def _changed(self, number: int, data: Any) -> Any:
+        transform = None if self.transforms is None else self.transforms[number]
+        return data if transform is None else transform(data)
 
     def set(self, *args: Any, **kwargs: Any) -> None:
         """Refused.

@@ -245,3 +245,36 @@ def _expand(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
     if any(part is Ellipsis for part in parts):
         raise IndexError("An index has at most one ellipsis.")
     return parts + rest
+
+
+def pick(index: Any, count: int, what: str) -> int | list[int]:
+    """Which of ``count`` parts an index means: one, or several in order. O(chosen).
+
+    Args:
+        index: an integer, also as a 0-d tensor; or a slice, list, range, array, tensor or mask.
+        count: number of parts.
+        what: what a part is, for errors.
+
+    Raises:
+        IndexError: out of range.
+        TypeError: no integers.
+        RuntimeError: more than one dimension.
+        ValueError: no part is meant.
+    """
+    if isinstance(index, Tensor | np.ndarray) and index.ndim == 0 and as_index(index).dtype == torch.int64:
+        index = int(index)
+    number = _as_int(index)
+    if number is not None:
+        if not -count <= number < count:
+            raise IndexError(f"{what} {number} is out of range: there are {count}.")
+        return number % count
+    found = resolve(index, torch.Size((count,)))
+    if isinstance(found, Run):
+        picked = list(range(found.start, found.start + found.size))
+    else:
+        if found.ndim != 1:
+            raise RuntimeError(f"An index of {found.ndim} dimensions: parts lie in one, give a flat one.")
+        picked = _checked(found, count).tolist()
+    if not picked:
+        raise ValueError(f"{index!r} means none of {count} parts.")
+    return picked

@@ -33,6 +33,7 @@ class ListStorage(Storage):
     Args:
         max_size: capacity; without it the list grows as needed.
         device: tensors and TensorDicts are moved there when they are written; None leaves all as it is.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
 
     Example:
         >>> storage = ListStorage(10)
@@ -41,7 +42,13 @@ class ListStorage(Storage):
         ({'b': 1}, ['a', {'b': 1}])
     """
 
-    def __init__(self, max_size: int | None = None, *, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        compilable: bool = False,
+    ) -> None:
         if max_size is not None:
             max_size = whole_number(max_size, "max_size")
         bounded = max_size is not None and max_size < UNBOUNDED
@@ -52,7 +59,7 @@ class ListStorage(Storage):
             f"The log of a storage of {rows} items",
             advice="Ask for fewer items, or leave max_size out: the list then grows as needed.",
         )
-        super().__init__(rows, 1, None if device is None else torch.device(device))
+        super().__init__(rows, 1, None if device is None else torch.device(device), compilable=compilable)
         self._items: list[Any] = []
 
     @property
@@ -70,7 +77,19 @@ class ListStorage(Storage):
         items = [data] if single else _items_of(data)
         if self.device is not None:
             items = [_moved(item, self.device) for item in items]
-        return Batch(len(items), items, single)
+        return Batch(len(items), self._kept(items), single)
+
+    def _kept(self, items: list[Any]) -> list[Any]:
+        """Items in the form in which they are kept. Raises for what cannot be."""
+        return items
+
+    def _given(self, kept: list[Any]) -> list[Any]:
+        """Items as the user sees them, of their kept form."""
+        return kept
+
+    def _together(self, items: list[Any]) -> Any:
+        """What is given for several items."""
+        return items
 
     def _part(self, batch: Batch, first: int, count: int) -> Batch:
         return Batch(count, batch.content[first : first + count])
@@ -110,13 +129,13 @@ class ListStorage(Storage):
         return numbers
 
     def _read_run(self, run: Run) -> Any:
-        return self._items[run.start : run.start + run.size] if run.lead else self._items[run.start]
+        found = self._given(self._items[run.start : run.start + run.size])
+        return self._together(found) if run.lead else found[0]
 
     def _read_items(self, items: Tensor) -> Any:
         numbers = self._numbers(items)
-        if items.ndim == 0:
-            return self._items[numbers[0]]
-        return [self._items[number] for number in numbers]
+        found = self._given([self._items[number] for number in numbers])
+        return self._together(found) if items.ndim else found[0]
 
     def empty(self) -> None:
         """Forget all items."""

@@ -6,15 +6,17 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from replaybank.storages.layout import LeafSpec, RowLayout
+from replaybank.storages.frames import EncodedFrames
+from replaybank.storages.layout import LeafSpec
 from replaybank.storages.scratch import FileArena, ScratchFolder
-from replaybank.storages.table import LeafTable
+from replaybank.storages.table import Table
 from replaybank.storages.tensor import LazyTensorStorage
 
 _LAYOUT_FILE = "layout.json"
@@ -45,6 +47,9 @@ class LazyMemmapStorage(LazyTensorStorage):
             it works across processes and, at the next use, after a crash (see
             :class:`~replaybank.storages.scratch.ScratchFolder`). In a given folder the maker removes its own
             files.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
+        next_observation: see :class:`LazyTensorStorage`.
+        encoded: see :class:`LazyTensorStorage`.
 
     Raises:
         ValueError: another device than the CPU.
@@ -68,13 +73,24 @@ class LazyMemmapStorage(LazyTensorStorage):
         existsok: bool = False,
         shared_init: bool = False,
         auto_cleanup: bool | None = None,
+        compilable: bool = False,
+        next_observation: str | None = None,
+        encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
         if torch.device("cpu" if device == "auto" else device).type != "cpu":
             raise ValueError(
                 f"Files are mapped into the CPU's memory, not onto device={str(device)!r}: use device='cpu' "
                 "and move batches, or LazyTensorStorage(device=...)."
             )
-        super().__init__(max_size, device="cpu", ndim=ndim, shared_init=shared_init)
+        super().__init__(
+            max_size,
+            device="cpu",
+            ndim=ndim,
+            shared_init=shared_init,
+            compilable=compilable,
+            next_observation=next_observation,
+            encoded=encoded,
+        )
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
         self.existsok = existsok
         self.auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
@@ -87,7 +103,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         """Where the files are; None before the first write to a temporary folder."""
         return self.scratch_dir if self._scratch is None else self._scratch.path
 
-    def _allocate(self, layout: RowLayout, dims: tuple[int, ...], device: torch.device) -> LeafTable:
+    def _allocate(self, specs: list[LeafSpec], dims: tuple[int, ...], device: torch.device) -> Table:
+        layout = self._plan(specs, device)
         if self.scratch_dir is not None:
             folder = self.scratch_dir
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,10 +114,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         else:
             folder = self.scratch_dir = Path(tempfile.mkdtemp(prefix="replaybank-kept-"))
         arena = FileArena(folder, "reuse" if self.existsok else "create")
-        description = {"layout": layout.to_json(), "dims": list(dims)}
+        description: dict[str, Any] = {"layout": layout.to_json(), "dims": list(dims)}
+        if self.next_observation is not None:
+            description["next_observation"] = self.next_observation
+        if self.encoded:
+            description["encoded"] = [[list(key), asdict(how)] for key, how in self.encoded.items()]
         try:
             self._describe(folder / _LAYOUT_FILE, description, arena)
-            table = LeafTable.allocate(layout, dims, arena, device)
+            table = self._table_in(arena, specs, layout, dims, device, fresh=True)
         except BaseException:
             arena.undo()
             if self._scratch is not None:
@@ -130,13 +151,13 @@ class LazyMemmapStorage(LazyTensorStorage):
                     f"{path} describes other items or another size. Choose another folder, or remove it."
                 ) from None
 
-    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+    def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
         raise ValueError(
             f"New keys {[spec.key for spec in specs]}: the files of a memory-mapped storage are made once. "
             "Write all keys with the first items. Nothing has been written."
         )
 
-    def _drop(self, table: LeafTable) -> None:
+    def _drop(self, table: Table) -> None:
         self.cleanup()
 
     def cleanup(self) -> None:
@@ -158,7 +179,9 @@ class LazyMemmapStorage(LazyTensorStorage):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         table = state.pop("_table")
-        state["_opened"] = None if table is None else (table.layout, tuple(table.dims))
+        state["_opened"] = (
+            None if table is None else (table.layout.leaves, table.stored_layout, tuple(table.dims))
+        )
         state["_scratch"] = None if self._scratch is None else self._scratch.path
         state["_files"], state["_remover"] = [], None  # the maker's to remove
         return state
@@ -169,11 +192,12 @@ class LazyMemmapStorage(LazyTensorStorage):
         if path is not None:
             self._scratch = ScratchFolder(path)
         if opened is not None:
-            layout, dims = opened
+            specs, layout, dims = opened
             folder = self.folder
             if folder is None:
                 raise ValueError("The pickled storage names no folder.")
-            self._table = LeafTable.allocate(layout, dims, FileArena(folder, "open"), torch.device("cpu"))
+            arena = FileArena(folder, "open")
+            self._table = self._table_in(arena, specs, layout, dims, torch.device("cpu"), fresh=False)
 
 
 def _remove(files: Iterable[Path], process: int) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from replaybank import _native
 from replaybank.storages.arena import Arena
-from replaybank.storages.layout import DTYPES, LeafSpec, RowLayout
-from replaybank.storages.structure import as_tensor, show
+from replaybank.storages.forms import BatchForms
+from replaybank.storages.frames import decoded_again
+from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafSpec, RowLayout
+from replaybank.storages.next_state import made_again
 
-THREADED_BYTES = 1 << 21
-"""Copies of at least this size are shared out over torch's threads: below, starting the threads (some 20
-microseconds each, as long as one core copies 200 KiB) costs more than it saves on a busy machine."""
-
-_REMEMBERED_SHAPES = 16  # batch sizes in use at a time: one a caller, a few callers
+THREADED_BYTES = 1 << 20
+"""Copies of at least this size are shared out over torch's threads: waking them takes some 10 microseconds,
+as long as one core copies 100 KiB, and they may not get a core at once."""
 
 _OVERLAP = -2
 
@@ -27,23 +27,81 @@ _UNKNOWN = frozenset(
     if name.startswith("float8") or name in ("uint16", "uint32", "uint64")
 )
 
+PLAN_BYTES = 32
+"""Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
 
-class _Shapes:
-    """What a batch of one shape looks like: full shapes, and a blank tensor a leaf to allocate like.
 
-    The blanks hold one element each, expanded: ``torch.empty_like`` of one costs two thirds of
-    ``torch.empty`` of a shape, and gives a contiguous tensor.
+class Table(Protocol):
+    """The items of a storage, leaf by leaf: in and out by number, in C order over ``dims``.
+
+    What a table gives and takes are the leaves of its ``layout``; how it keeps them is its own affair.
     """
 
-    def __init__(self, lead: tuple[int, ...], leaves: Sequence[LeafSpec], device: torch.device) -> None:
-        self.lead = torch.Size(lead)
-        self.count = self.lead.numel()
-        self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
-        self.blanks = [
-            # One element and sizes of 1 alone: expanding would give strides of 0, and empty_like keeps those.
-            torch.empty(shape if shape.numel() == 1 else (), dtype=leaf.dtype, device=device).expand(shape)
-            for leaf, shape in zip(leaves, self.full, strict=True)
-        ]
+    layout: RowLayout
+    dims: torch.Size
+    items: int
+    device: torch.device
+
+    @property
+    def stored_layout(self) -> RowLayout:
+        """Where the leaves lie that are kept as they are."""
+        ...
+
+    def gather(self, index: Tensor, valid: int) -> list[Tensor]:
+        """Copies of the items ``index``, each in ``[-valid, valid)``; raises IndexError."""
+        ...
+
+    def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
+        """Copies of items ``start, start + 1, ...``, shaped ``[*lead, *shape]``."""
+        ...
+
+    def read(self, number: int, rows: Tensor | slice, length: int) -> Tensor:
+        """One leaf of some of the first ``length`` rows, perhaps a view."""
+        ...
+
+    def valid_views(self, length: int) -> list[Tensor]:
+        """The first ``length`` rows themselves; RuntimeError where they do not lie as they are read."""
+        ...
+
+    def fit(self, values: list[Any], lead: tuple[int, ...]) -> list[Tensor]:
+        """Leaves as they can be stored; ValueError or TypeError if they cannot."""
+        ...
+
+    def scatter(self, index: Tensor, leaves: list[Tensor], valid: int) -> None:
+        """Write the items ``index``; raises IndexError."""
+        ...
+
+    def scatter_run(self, start: int, count: int, leaves: list[Tensor]) -> None:
+        """Write the items ``start, start + 1, ...`` modulo their number."""
+        ...
+
+    def with_columns(self, leaves: Sequence[LeafSpec], arena: Arena) -> Table:
+        """The table with more leaves, zero everywhere."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all items."""
+        ...
+
+    def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
+        """The first ``count`` items for a state: ``"data"``, a leaf each, and what else it takes.
+
+        Without ``copy`` the leaves may be views.
+        """
+        ...
+
+    def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
+        """Take over what the ``dump`` of any table left.
+
+        Args:
+            data: its leaves in this table's order.
+            state: the dump, with numbers in this table's order.
+            dims: shape of the items, ``[length, *columns]``.
+
+        Raises:
+            ValueError: it does not fit; nothing has been changed.
+        """
+        ...
 
 
 class LeafTable:
@@ -78,27 +136,31 @@ class LeafTable:
         self.buffers = buffers
         self.device = device
         self.given = given
-        self._shapes: dict[tuple[int, ...], _Shapes] = {}
         self.views = list(buffers) if given else self._carve()
         self._movable = [movable(view) for view in self.views]
         self._item_bytes = sum(leaf.bytes for leaf in layout.leaves)
-        self._complex = any(leaf.dtype.is_complex for leaf in layout.leaves)
         self._plan = self._make_plan()
+        self.forms = BatchForms(layout.leaves, device, native=self._plan is not None)
         self._address = 0 if self._plan is None else self._plan.data_ptr()
 
     @classmethod
     def allocate(
-        cls, layout: RowLayout, dims: tuple[int, ...], arena: Arena, device: torch.device
+        cls,
+        layout: RowLayout,
+        dims: tuple[int, ...],
+        arena: Arena,
+        device: torch.device,
+        *,
+        consolidated: bool = False,
     ) -> LeafTable:
-        """Take buffers for a layout. O(leaves)."""
+        """Take buffers for a layout, or one that is shared out. O(leaves)."""
         items = torch.Size(dims).numel()
         arena.check(items * layout.item_bytes, f"A storage of {items} items of {layout.item_bytes} bytes")
-        return cls(
-            layout,
-            dims,
-            [arena.take(name, size, zero=False) for name, size in buffer_sizes(layout, items)],
-            device,
-        )
+        sizes = buffer_sizes(layout, items)
+        if consolidated and len(sizes) > 1:
+            whole = arena.take("all", sum(map(_aligned, (size for _, size in sizes))), zero=False)
+            return cls(layout, dims, _parts_of(whole, [size for _, size in sizes]), device)
+        return cls(layout, dims, [arena.take(name, size, zero=False) for name, size in sizes], device)
 
     def with_columns(self, leaves: Sequence[LeafSpec], arena: Arena) -> LeafTable:
         """The table with more leaves, zero everywhere. O(leaves)."""
@@ -149,23 +211,32 @@ class LeafTable:
         self._in_order = self._order == list(range(len(plan)))
         return torch.tensor([plan[number] for number in self._order], dtype=torch.int64)
 
-    def _shape(self, lead: tuple[int, ...]) -> _Shapes:
-        shapes = self._shapes.get(lead)
-        if shapes is None:
-            if len(self._shapes) >= _REMEMBERED_SHAPES:
-                self._shapes.clear()
-            shapes = self._shapes[lead] = _Shapes(lead, self.layout.leaves, self.device)
-        return shapes
-
     def _addresses(self, leaves: list[Tensor]) -> list[int]:
         if self._in_order:
             return [leaf.data_ptr() for leaf in leaves]
         return [leaves[number].data_ptr() for number in self._order]
 
-    def _threads(self, count: int) -> int:
+    def threads(self, count: int) -> int:
+        """Over how many threads a copy of ``count`` items is shared out."""
         return torch.get_num_threads() if count * self._item_bytes >= THREADED_BYTES else 1
 
+    @property
+    def stored_layout(self) -> RowLayout:
+        """Where the leaves lie."""
+        return self.layout
+
     # --- reading ---------------------------------------------------------------------------------------
+
+    def read(self, number: int, rows: Tensor | slice, length: int) -> Tensor:
+        """One leaf of some of the first ``length`` rows: a view for slices, else a copy. O(rows)."""
+        view = self.views[number][:length]
+        if isinstance(rows, slice):
+            return view[rows]
+        return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
+
+    def valid_views(self, length: int) -> list[Tensor]:
+        """The leaves of the first ``length`` rows, not copied. O(leaves)."""
+        return [view[:length] for view in self.views]
 
     def gather(self, index: Tensor, valid: int) -> list[Tensor]:
         """Copies of items. O(B * bytes of an item).
@@ -180,19 +251,19 @@ class LeafTable:
         Raises:
             IndexError: an index is out of range.
         """
-        shapes = self._shape(index.shape)
+        shapes = self.forms.shape(index.shape)
         if self._plan is None or not index.is_cpu:
             return self._indexed(unravel(checked(index, valid), self.dims, self.device))
         if not index.is_contiguous():
             index = index.contiguous()
-        out = [torch.empty_like(blank) for blank in shapes.blanks]
+        out = shapes.empty()
         bad = _native.gather(
             self._address,
             valid,
             index.data_ptr(),
             shapes.count,
             self._addresses(out),
-            self._threads(shapes.count),
+            self.threads(shapes.count),
         )
         if bad >= 0:
             raise out_of_range(int(index.reshape(-1)[bad]), valid)
@@ -200,13 +271,13 @@ class LeafTable:
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``, ``[*lead, *shape]`` each. Checked by the caller."""
-        shapes = self._shape(lead)
+        shapes = self.forms.shape(lead)
         if self._plan is None:
             index = torch.arange(start, start + count, device=self.device).view(lead)
             return self._indexed(unravel(index, self.dims, self.device))
-        out = [torch.empty_like(blank) for blank in shapes.blanks]
+        out = shapes.empty()
         status = _native.gather_run(
-            self._address, self.items, start, count, self._addresses(out), self._threads(count)
+            self._address, self.items, start, count, self._addresses(out), self.threads(count)
         )
         if status >= 0:
             raise self._no_run(start, count)
@@ -222,53 +293,8 @@ class LeafTable:
     # --- writing ---------------------------------------------------------------------------------------
 
     def fit(self, values: list[Any], lead: tuple[int, ...]) -> list[Tensor]:
-        """Leaves as they can be stored: shape, dtype, device right, contiguous. Writes nothing. O(leaves).
-
-        Args:
-            values: a value a leaf.
-            lead: the batch's shape, before the shape of the item.
-
-        Raises:
-            ValueError: a shape is wrong; key, shapes and dtypes are named.
-            TypeError: a dtype is of another kind.
-        """
-        full = self._shape(lead).full
-        out: list[Tensor] = values
-        for number, (value, leaf, shape) in enumerate(zip(values, self.layout.leaves, full, strict=True)):
-            if (
-                not (
-                    type(value) is Tensor
-                    and value.dtype is leaf.dtype
-                    and value.shape == shape
-                    and value.is_cpu
-                    and value.is_contiguous()
-                    and not value.is_neg()
-                )
-                or self._complex
-                or self._plan is None
-            ):
-                out[number] = self._convert(value, leaf, shape)
-        return out
-
-    def _convert(self, value: Any, leaf: LeafSpec, shape: torch.Size) -> Tensor:
-        tensor = as_tensor(value, leaf.key)
-        number = isinstance(value, bool | int | float | complex)
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"The tensor at {show(leaf.key)} is {tensor.layout}: make it dense first.")
-        kind, wanted = _kind(tensor.dtype), _kind(leaf.dtype)
-        # Python's numbers have no dtype of their own: 1 fits a float.
-        fits = kind == wanted or (number and not isinstance(value, bool) and 0 < kind < wanted)
-        if tensor.shape != shape or not fits:
-            message = (
-                f"The data at {show(leaf.key)} has shape {list(tensor.shape)} and dtype {tensor.dtype}; "
-                f"the storage takes {list(shape)} and {leaf.dtype}. Nothing has been written."
-            )
-            if tensor.shape != shape:
-                raise ValueError(message)
-            raise TypeError(message + " Dtypes are cast within a kind only: convert the data first.")
-        tensor = tensor.detach().as_subclass(Tensor)
-        tensor = tensor.to(device=self.device, dtype=leaf.dtype)
-        return tensor.resolve_conj().resolve_neg().contiguous()
+        """Leaves as they can be stored; see :meth:`BatchForms.fit`."""
+        return self.forms.fit(values, lead)
 
     def scatter(self, index: Tensor, leaves: list[Tensor], valid: int) -> None:
         """Write items; of repeated ones the last wins. O(B * bytes of an item).
@@ -305,7 +331,7 @@ class LeafTable:
             index = torch.arange(start, start + count).remainder_(self.items).view(leaves_lead(leaves, self))
             self._set_indexed(unravel(index, self.dims, self.device), leaves)
             return
-        threads = self._threads(count)
+        threads = self.threads(count)
         addresses = self._addresses(leaves)
         status = _native.scatter_run(self._address, self.items, start, count, addresses, threads)
         if status == _OVERLAP:
@@ -324,19 +350,65 @@ class LeafTable:
         for view, leaf in zip(self._movable, leaves, strict=True):
             view[items] = leaf if leaf.dtype is view.dtype else leaf.view(view.dtype)
 
+    def clear(self) -> None:
+        """Nothing to forget: the log says what is there."""
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
+        """The first ``count`` items, ``[*lead, *shape]``. O(count * bytes), or O(leaves) without copies."""
+        return {"data": self.gather_run(0, count, lead) if copy else self.valid_views(lead[0])}
+
+    def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
+        """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""
+        leaves = self.fit(whole(data, state, dims, self.items), dims)
+        if dims[0]:
+            self.scatter_run(0, torch.Size(dims).numel(), leaves)
+
     def __getstate__(self) -> dict[str, Any]:
+        whole = None if self.given else _whole_of(self.buffers)
         return {
             "layout": self.layout,
             "dims": tuple(self.dims),
-            "buffers": self.buffers,
+            # Parts of one buffer would each be pickled with all of it.
+            "buffers": self.buffers if whole is None else [whole],
+            "sizes": None if whole is None else [buffer.numel() for buffer in self.buffers],
             "device": self.device,
             "given": self.given,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        buffers, sizes = state["buffers"], state["sizes"]
+        if sizes is not None:
+            buffers = _parts_of(buffers[0], sizes)
         self.__init__(  # type: ignore[misc]
-            state["layout"], state["dims"], state["buffers"], state["device"], given=state["given"]
+            state["layout"], state["dims"], buffers, state["device"], given=state["given"]
         )
+
+
+def whole(
+    data: Sequence[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...], items: int
+) -> list[Tensor]:
+    """All leaves of a dump as plain tensors, those that it keeps in some other form made.
+
+    Args:
+        data: the leaves ``[*dims, *shape]``, None where they are kept otherwise.
+        state: the dump.
+        dims: shape of the items.
+        items: number of items that the table had room for.
+
+    Raises:
+        ValueError: the dump is damaged.
+    """
+    leaves = list(data)
+    if "next" in state:
+        made_again(leaves, state["next"], dims, items)
+    if "frames" in state:
+        decoded_again(leaves, state["frames"], dims)
+    found = [leaf for leaf in leaves if leaf is not None]
+    if len(found) < len(leaves):
+        raise ValueError("The state is damaged: it lacks leaves.")
+    return found
 
 
 def buffer_sizes(layout: RowLayout, items: int) -> list[tuple[str, int]]:
@@ -356,17 +428,31 @@ def movable(view: Tensor) -> Tensor:
     return view.view(kind) if view.dtype in _UNKNOWN and kind is not None else view
 
 
+def _aligned(size: int) -> int:
+    return -(-size // LINE_BYTES) * LINE_BYTES
+
+
+def _parts_of(whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Parts of a buffer, each at the start of a cache line."""
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(whole[at : at + size])
+        at += _aligned(size)
+    return parts
+
+
+def _whole_of(buffers: Sequence[Tensor]) -> Tensor | None:
+    """The buffer that all of these are parts of, if there is one."""
+    if len(buffers) < 2 or len({buffer.untyped_storage().data_ptr() for buffer in buffers}) > 1:
+        return None
+    storage = buffers[0].untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 def leaves_lead(leaves: list[Tensor], table: LeafTable) -> tuple[int, ...]:
     """The batch shape of fitted leaves."""
     item_dims = len(table.layout.leaves[0].shape)
     return tuple(leaves[0].shape[: leaves[0].ndim - item_dims])
-
-
-def _kind(dtype: torch.dtype) -> int:
-    """0 bool, 1 whole numbers, 2 floating point, 3 complex."""
-    if dtype is torch.bool:
-        return 0
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
 def out_of_range(index: int, valid: int) -> IndexError:

@@ -14,10 +14,13 @@ from replaybank.errors import DataFormatError
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
+from replaybank.storages.encoded import EncodedTable, check_encoded
+from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
+from replaybank.storages.next_table import NextTable, links_of
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import LeafTable, checked, movable
+from replaybank.storages.table import LeafTable, Table, checked
 
 
 class TensorStorage(Storage):
@@ -33,6 +36,7 @@ class TensorStorage(Storage):
         max_size: number of items over all dimensions, if it is to be checked.
         device: where the items are to be; data elsewhere is copied there. ``"auto"``: where they are.
         ndim: number of batch dimensions.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
 
     Raises:
         ValueError: the data has other sizes, or nothing in it.
@@ -50,6 +54,7 @@ class TensorStorage(Storage):
         *,
         device: torch.device | str | None = "cpu",
         ndim: int = 1,
+        compilable: bool = False,
     ) -> None:
         ndim = whole_number(ndim, "ndim")
         if storage is None:
@@ -66,13 +71,13 @@ class TensorStorage(Storage):
                 "Leave max_size out, or use LazyTensorStorage."
             )
         where = leaves[0].device if device in ("auto", None) else torch.device(str(device))
-        super().__init__(dims[0], ndim, where)
+        super().__init__(dims[0], ndim, where, compilable=compilable)
         self.columns = dims[1:]
         leaves = [leaf.detach().to(where) for leaf in leaves]
         specs = _specs(structure.keys, leaves, ndim)
         layout = RowLayout(specs, [None] * len(specs), 0)
         self._structure: Structure | None = structure
-        self._table: LeafTable | None = LeafTable(layout, dims, leaves, where, given=True)
+        self._table: Table | None = LeafTable(layout, dims, leaves, where, given=True)
         self.log.fill()
 
     @property
@@ -89,18 +94,14 @@ class TensorStorage(Storage):
         keys = self.leaf_keys()
         if self._table is None or key not in keys:
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
-        view = self._table.views[keys.index(key)][: self.log.length]
-        if isinstance(rows, slice):
-            return view[rows]
-        return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
+        return self._table.read(keys.index(key), rows, self.log.length)
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
         table, structure = self._parts()
-        valid = self.log.length
-        return structure.build([view[:valid] for view in table.views], self.shape, self.device)
+        return structure.build(table.valid_views(self.log.length), self.shape, self.device)
 
-    def _parts(self) -> tuple[LeafTable, Structure]:
+    def _parts(self) -> tuple[Table, Structure]:
         if self._table is None or self._structure is None:
             raise IndexError("Nothing has been written to this storage yet.")
         return self._table, self._structure
@@ -189,7 +190,7 @@ class TensorStorage(Storage):
         fitted = self._table.fit(list(leaves), lead)
         return Batch(1 if single else lead[0], fitted, single)
 
-    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+    def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
         return table.with_columns(specs, MemoryArena(table.device))
 
     def _store_run(self, start: int, batch: Batch, skip: int) -> None:
@@ -219,6 +220,12 @@ class TensorStorage(Storage):
             self._replacing(items)
             table.scatter(items, leaves, len(self))
 
+    def empty(self) -> None:
+        """Forget all items; capacity and structure stay."""
+        super().empty()
+        if self._table is not None:
+            self._table.clear()
+
     # --- state -----------------------------------------------------------------------------------------
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
@@ -231,14 +238,11 @@ class TensorStorage(Storage):
         state: dict[str, Any] = {"initialized": self.initialized, "log": self.log.state_dict()}
         if self.initialized:
             table, structure = self._parts()
-            state["columns"] = list(self.columns)
-            state["leaves"] = RowLayout(table.layout.leaves, [None] * len(table.views), 0).to_json()["leaves"]
+            state["columns"], state["length"] = list(self.columns), self.log.length
+            specs = table.layout.leaves
+            state["leaves"] = RowLayout(specs, [None] * len(specs), 0).to_json()["leaves"]
             state["structure"] = structure.to_json()
-            state["data"] = (
-                table.gather_run(0, len(self), tuple(self.shape))
-                if copy
-                else [view[: self.log.length] for view in table.views]
-            )
+            state.update(table.dump(len(self), tuple(self.shape), copy=copy))
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -252,13 +256,13 @@ class TensorStorage(Storage):
             self.empty()
             return
         leaves = entry(state_dict, "leaves", list)
-        data: list[Tensor] = entry(state_dict, "data", list)
+        data: list[Tensor | None] = entry(state_dict, "data", list)
         columns = tuple(entry(state_dict, "columns", list))
         _check_columns(columns, self.ndim)
         specs = RowLayout.from_json(
             {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": leaves}
         ).leaves
-        length = _check_data(data, specs, columns)
+        length = _check_data(data, specs, columns, state_dict)
         rows = check_log(entry(state_dict, "log", dict), length)
         before = self._before_change()
         try:
@@ -267,8 +271,8 @@ class TensorStorage(Storage):
                 self._check_rows(rows, columns)
                 self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
             self._take_over(state_dict, rows, columns, specs, length)
-        except BaseException:
-            self._give_up(self._log)
+        except BaseException as error:
+            self._give_up(self._log, error)
             self._undo_change(before)
             raise
 
@@ -281,7 +285,7 @@ class TensorStorage(Storage):
         length: int,
     ) -> None:
         """The rest of loading, once it is known what items look like."""
-        data: list[Tensor] = state_dict["data"]
+        data: list[Tensor | None] = state_dict["data"]
         table, structure = self._parts()
         if columns != self.columns or rows != self.rows:
             raise ValueError(
@@ -293,11 +297,20 @@ class TensorStorage(Storage):
             raise ValueError(
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
-        leaves = table.fit([data[numbers[key]] for key in structure.keys], (length, *columns))
+        mine = {numbers[key]: number for number, key in enumerate(structure.keys)}
         log = self.log
-        if length:
-            log.begin(0, rows)
-            table.scatter_run(0, length * columns_count((1, *columns)), leaves)
+        log.begin(0, rows)
+        try:
+            given = [data[numbers[key]] for key in structure.keys]
+            table.load(given, renumbered(state_dict, mine), (length, *columns))
+        except (ValueError, TypeError):  # refused before anything was written
+            log.commit()
+            raise
+        except (LookupError, AttributeError) as error:
+            log.commit()
+            raise DataFormatError(
+                f"The state is damaged: {type(error).__name__}: {error!s:.200}. Nothing has been changed."
+            ) from error
         log.load_state_dict(state_dict["log"])
         log.commit()
 
@@ -313,7 +326,7 @@ class TensorStorage(Storage):
         if table is not None and self._table is None:
             self._drop(table)
 
-    def _drop(self, table: LeafTable) -> None:
+    def _drop(self, table: Table) -> None:
         """Give up a table that was just allocated."""
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
@@ -340,6 +353,13 @@ class LazyTensorStorage(TensorStorage):
         device: where the items are to be; ``"auto"``: where the first ones are.
         ndim: number of batch dimensions.
         shared_init: allocate in shared memory.
+        consolidated: take one block of memory for all leaves.
+        compilable: see :class:`~replaybank.storages.base.Storage`.
+        next_observation: ``"derive"``: store ``observation`` only, and make ``("next", "observation")`` from
+            the next step when it is read. Where they differ, at the ends of episodes and at the newest step,
+            it is kept aside; the data that is read is bit by bit what was written. Halves the memory of
+            frames. CPU only.
+        encoded: entries that are images and are kept as JPEG or PNG bytes, by key. CPU only.
 
     Raises:
         MemoryError: at the first write: more is asked for than there is.
@@ -352,7 +372,7 @@ class LazyTensorStorage(TensorStorage):
     """
 
     _structure: Structure | None
-    _table: LeafTable | None
+    _table: Table | None
 
     def __init__(
         self,
@@ -361,6 +381,10 @@ class LazyTensorStorage(TensorStorage):
         device: torch.device | str = "cpu",
         ndim: int = 1,
         shared_init: bool = False,
+        consolidated: bool = False,
+        compilable: bool = False,
+        next_observation: str | None = None,
+        encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
         ndim, max_size = whole_number(ndim, "ndim"), whole_number(max_size, "max_size")
         # A byte a row is what the log takes, wherever the items are; those are checked at the first write.
@@ -369,12 +393,20 @@ class LazyTensorStorage(TensorStorage):
             f"The log of a storage of {max_size} items",
             advice="Ask for fewer items: every storage keeps its log in memory.",
         )
+        _check_next(next_observation)
         where = None if device == "auto" else torch.device(device)
-        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where)
+        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where, compilable=compilable)
         self._wanted = max_size
         self._structure = None
         self._table = None
         self.shared_init = shared_init
+        self.consolidated = consolidated
+        self.next_observation = next_observation
+        self.encoded: dict[Key, EncodedFrames] = {
+            (key,) if isinstance(key, str) else tuple(key): frames for key, frames in (encoded or {}).items()
+        }
+        if where is not None:
+            self._check_device(where)
         if shared_init and where is not None and where.type != "cpu":
             raise ValueError(f"shared_init is for the CPU's memory, not for device={device!r}.")
 
@@ -410,9 +442,8 @@ class LazyTensorStorage(TensorStorage):
         if width == 0:
             raise ValueError(f"The data has no items in a row: its columns are {columns}.")
         rows = -(-self._wanted // width)
-        # Rows that mix leaves are for cache lines and pages; a GPU reads columns just as well.
-        layout = RowLayout.plan(specs) if device.type == "cpu" else RowLayout(specs, [None] * len(specs), 0)
-        table = self._allocate(layout, (rows, *columns), device)
+        self._check_device(device)
+        table = self._allocate(specs, (rows, *columns), device)
         if rows != self.log.rows:
             resize_log(self.log, rows)
         if self.shared_init:
@@ -420,9 +451,51 @@ class LazyTensorStorage(TensorStorage):
         self.columns, self.device = columns, device
         self._structure, self._table = structure, table
 
-    def _allocate(self, layout: RowLayout, dims: tuple[int, ...], device: torch.device) -> LeafTable:
+    def _check_device(self, device: torch.device) -> None:
+        if device.type != "cpu" and (self.next_observation is not None or self.encoded):
+            what = "next_observation='derive'" if self.next_observation is not None else "encoded="
+            raise ValueError(
+                f"{what} is for the CPU's memory, got device={device}: move the batches instead."
+            )
+
+    def _allocate(self, specs: list[LeafSpec], dims: tuple[int, ...], device: torch.device) -> Table:
         arena: Arena = SharedArena() if self.shared_init else MemoryArena(device)
-        return LeafTable.allocate(layout, dims, arena, device)
+        return self._table_in(arena, specs, self._plan(specs, device), dims, device, fresh=True)
+
+    def _plan(self, specs: list[LeafSpec], device: torch.device) -> RowLayout:
+        """Where the leaves are to lie that are stored as they are."""
+        check_encoded(specs, self.encoded)
+        specs = [spec for spec in specs if spec.key not in self.encoded]
+        if self.next_observation is not None:
+            made = {number for number, _ in links_of(specs)}
+            specs = [spec for number, spec in enumerate(specs) if number not in made]
+        # Rows that mix leaves are for cache lines and pages; a GPU reads columns just as well.
+        return RowLayout.plan(specs) if device.type == "cpu" else RowLayout(specs, [None] * len(specs), 0)
+
+    def _table_in(
+        self,
+        arena: Arena,
+        specs: Sequence[LeafSpec],
+        stored: RowLayout,
+        dims: tuple[int, ...],
+        device: torch.device,
+        *,
+        fresh: bool,
+    ) -> Table:
+        """The table for leaves, in buffers of an arena; ``fresh``: without items."""
+        grows = isinstance(arena, MemoryArena)
+        plain = [spec for spec in specs if spec.key not in self.encoded]
+        if self.next_observation is None:
+            table: Table = LeafTable.allocate(stored, dims, arena, device, consolidated=self.consolidated)
+        else:
+            layout = RowLayout(plain, [None] * len(plain), 0)
+            table = NextTable.allocate(
+                layout, stored, dims, arena, grows=grows, fresh=fresh, consolidated=self.consolidated
+            )
+        if self.encoded:
+            layout = RowLayout(specs, [None] * len(specs), 0)
+            table = EncodedTable.allocate(layout, table, self.encoded, arena, grows=grows, fresh=fresh)
+        return table
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
         mine = self.rows_with(columns)
@@ -431,7 +504,7 @@ class LazyTensorStorage(TensorStorage):
                 f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
             )
 
-    def _widen(self, table: LeafTable, specs: list[LeafSpec]) -> LeafTable:
+    def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
         if self.shared_init:
             raise ValueError(
                 f"New keys {[spec.key for spec in specs]}: a shared storage cannot take them, as other "
@@ -454,15 +527,24 @@ def _check_columns(columns: tuple[Any, ...], ndim: int) -> None:
         )
 
 
-def _check_data(data: list[Any], specs: Sequence[LeafSpec], columns: tuple[int, ...]) -> int:
-    """The number of rows in a state's data, the same in all of its leaves. O(leaves)."""
+def _check_data(
+    data: list[Any], specs: Sequence[LeafSpec], columns: tuple[int, ...], state: Mapping[str, Any]
+) -> int:
+    """The number of rows in a state's data, the same in all of its leaves. O(leaves).
+
+    A leaf that is kept in another form is None; the table that takes it checks that.
+    """
     lengths = {
         len(leaf)
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
         else -1
         for leaf, spec in zip(data, specs, strict=False)
+        if leaf is not None
     }
-    if len(data) != len(specs) or len(lengths) != 1 or -1 in lengths:
+    if data and not lengths:  # images alone, which lie end to end
+        length = entry(state, "length", int)
+        lengths = {-1 if isinstance(length, bool) else length}
+    if len(data) != len(specs) or len(lengths) != 1 or min(lengths) < 0:
         found = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in data]
         raise DataFormatError(
             f"The state is damaged: its data is {found!s:.200}, and it speaks of {len(specs)} leaves of "
@@ -470,6 +552,22 @@ def _check_data(data: list[Any], specs: Sequence[LeafSpec], columns: tuple[int, 
             "changed."
         )
     return lengths.pop()
+
+
+def _check_next(next_observation: str | None) -> None:
+    if next_observation not in (None, "derive"):
+        raise ValueError(f"next_observation={next_observation!r}: give 'derive', or None to store it.")
+
+
+def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
+    """What a dump holds beside its leaves, in another order of leaves."""
+    out: dict[str, Any] = {}
+    if "next" in state:
+        links = [[numbers[number], numbers[source]] for number, source in state["next"]["links"]]
+        out["next"] = {**state["next"], "links": links}
+    if "frames" in state:
+        out["frames"] = [{**entry, "leaf": numbers[entry["leaf"]]} for entry in state["frames"]]
+    return out
 
 
 def _specs(keys: Sequence[Key], leaves: Sequence[Tensor], batch_dims: int) -> list[LeafSpec]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
+from replaybank.storages._tensordict import is_tensorclass, with_entry
 from replaybank.storages.base import Storage, entry
 
 
@@ -21,9 +23,18 @@ class Writer(Stateful):
     on one storage agree; a writer itself keeps only where it began to count.
 
     Not thread-safe: the buffer's lock guards it.
+
+    Args:
+        compilable: accepted for code that passes it; see :class:`~replaybank.storages.base.Storage`.
+
+    Attributes:
+        keeps_all: every item is written; otherwise the index has -1 for those that are not.
     """
 
-    def __init__(self) -> None:
+    keeps_all = True
+
+    def __init__(self, *, compilable: bool = False) -> None:
+        self.compilable = compilable
         self._storage: Storage | None = None
         self._counted_from = 0
 
@@ -130,3 +141,21 @@ def _time(storage: Storage, start: int, rows: int, capacity: int) -> Tensor:
         else torch.arange(start, start + rows, device=device)
     )
     return time if start + rows <= capacity else time.remainder_(capacity)
+
+
+def indexed(data: TensorDictBase, index: Tensor, ndim: int = 1) -> TensorDictBase:
+    """``data`` with the places of its items, at every step of items that are trajectories. O(entries).
+
+    Args:
+        data: an item or a batch; a tensorclass, whose fields are fixed, is given back as it is.
+        index: int64, the places: ``[*batch]``, with ``[ndim]`` behind for ``ndim > 1``.
+        ndim: of the storage.
+    """
+    if is_tensorclass(data):
+        return data
+    place = index.shape[index.ndim - (ndim > 1) :]
+    lead = index.shape[: index.ndim - len(place)]
+    extra = data.batch_dims - len(lead)
+    if extra:
+        index = index.reshape(*lead, *[1] * extra, *place).expand(*data.batch_size, *place)
+    return with_entry(data, "index", index)

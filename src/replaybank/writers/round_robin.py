@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import TensorDictBase
 from torch import Tensor
 
-from replaybank.storages._tensordict import is_tensor_collection, is_tensorclass, with_entry
-from replaybank.writers.base import Writer, place_grid, places
+from replaybank.storages._tensordict import is_tensor_collection
+from replaybank.writers.base import Writer, indexed, place_grid, places
 
 
 class RoundRobinWriter(Writer):
@@ -71,7 +70,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         storage = self.storage
         columns = tuple(data.batch_size[: storage.ndim - 1])
         return super().add(
-            _indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0], storage.ndim)
+            indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0], storage.ndim)
         )
 
     def extend(self, data: Any) -> Tensor:
@@ -84,7 +83,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             columns = tuple(data[0].batch_size[: storage.ndim - 1]) if data else ()
             grid = place_grid(storage, start, len(data), columns)
             return super().extend(
-                [_indexed(item, place, storage.ndim) for item, place in zip(data, grid, strict=True)]
+                [indexed(item, place, storage.ndim) for item, place in zip(data, grid, strict=True)]
             )
         _check(data)
         if not data.batch_size:
@@ -93,7 +92,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             return super().extend(data)
         columns = tuple(data.batch_size[1 : storage.ndim])
         return super().extend(
-            _indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage.ndim)
+            indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage.ndim)
         )
 
 
@@ -102,15 +101,3 @@ def _check(data: Any) -> None:
         raise TypeError(
             f"TensorDictRoundRobinWriter writes TensorDicts, got {type(data).__name__}: use RoundRobinWriter."
         )
-
-
-def _indexed(data: TensorDictBase, index: Tensor, ndim: int) -> TensorDictBase:
-    """``data`` with the places of its items, at every step of items that are trajectories."""
-    if is_tensorclass(data):
-        return data
-    place = index.shape[index.ndim - (ndim > 1) :]
-    lead = index.shape[: index.ndim - len(place)]
-    extra = data.batch_dims - len(lead)
-    if extra:
-        index = index.reshape(*lead, *[1] * extra, *place).expand(*data.batch_size, *place)
-    return with_entry(data, "index", index)

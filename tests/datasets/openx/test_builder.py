@@ -13,8 +13,9 @@ import pytest
 import memory_source
 from memory_source import FIELDS, Frames
 from replaybank.datasets.openx.builder import DatasetBuilder, discard, plan
-from replaybank.datasets.openx.files import LOCK, MANIFEST, PROGRESS, read_manifest, read_progress
-from replaybank.datasets.openx.sources.base import Episode, Key
+from replaybank.datasets.openx.files import MANIFEST, PROGRESS, read_manifest, read_progress
+from replaybank.datasets.openx.locks import LOCK
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.ted import TedEpisode, ted_leaves, to_ted
 from replaybank.errors import DataFormatError
 
@@ -148,6 +149,7 @@ def test_discarding_that_was_interrupted_can_be_gone_on_with(tmp_path: Path) -> 
     build(tmp_path)
     whole = contents(tmp_path)
     (tmp_path / MANIFEST).unlink()  # the first thing that discarding does
+    (tmp_path / LOCK).touch()  # held while it was killed
     build(tmp_path)
     assert contents(tmp_path) == whole
 
@@ -188,3 +190,53 @@ def test_faults_missing_entries_and_skipped_records_are_kept(tmp_path: Path) -> 
     }
     assert Counter(manifest.faults) == {"is_first after the first step": 1}
     assert [(s.shard, s.record, s.reason) for s in manifest.skipped] == [("a", 1, "the checksum is wrong")]
+
+
+def test_frames_that_are_small_enough_for_the_rows_lie_there_decoded(tmp_path: Path) -> None:
+    fields = {**FIELDS, ("observation", "image"): FieldSpec("image", (16, 20, 3), np.dtype("uint8"))}
+    leaves = ted_leaves(fields)
+    source = memory_source.episode(0, 4, height=16)
+    with DatasetBuilder(tmp_path, plan("arm", "train", {}, leaves), leaves) as builder:
+        builder.add(to_ted(source, leaves, 0, "arm"), {})
+        with pytest.raises(DataFormatError, match=r"observation/image has shape \(3, 15, 20\)"):
+            builder.add(to_ted(memory_source.episode(1, 4, height=15), leaves, 1, "arm"), {})
+        builder.commit("a")
+        builder.finish()
+    rows = np.fromfile(tmp_path / "rows.bin", read_manifest(tmp_path).layout.numpy_dtype())
+    frames = source.steps[("observation", "image")]
+    assert isinstance(frames, Frames)
+    assert np.array_equal(rows["observation/image"], frames.frames.transpose(0, 3, 1, 2))
+
+
+def test_a_disk_that_is_full_when_the_files_are_closed_does_not_keep_the_folder_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = DatasetBuilder(tmp_path, PLAN, LEAVES)
+    whole = builder._files["rows.bin"].close
+
+    def full() -> None:
+        whole()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(builder, "_files", {**builder._files, "rows.bin": _Closing(full)})
+    with pytest.raises(OSError, match="No space left"):
+        builder.close()
+    build(tmp_path)
+    assert read_manifest(tmp_path).episodes == 4
+
+
+class _Closing:
+    def __init__(self, close: Any) -> None:
+        self.close = close
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="is a file"):
+        DatasetBuilder(tmp_path / "file", PLAN, LEAVES)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_nothing_but_the_dataset_is_left_in_its_folder(tmp_path: Path) -> None:
+    build(tmp_path)
+    assert not (tmp_path / LOCK).exists()

@@ -7,8 +7,8 @@ import os
 import random
 import shutil
 import signal
-import time
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import pytest
 
 from memory_source import MemorySource
 from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.files import LOCK, MANIFEST, read_manifest
+from replaybank.datasets.openx.files import MANIFEST, read_manifest
+from replaybank.datasets.openx.locks import LOCK
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
@@ -176,32 +177,90 @@ def test_on_error_takes_two_words_only(tmp_path: Path) -> None:
         convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path, on_error="ignore")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dest", ["", "gs://bucket/arm", "http://host/arm"])
+def test_a_destination_is_a_folder_of_this_machine(
+    dest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="a folder of this machine"):
+        convert(MemorySource([[actions(0, 1)]], ACTIONS), dest)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_converted_dataset_is_not_converted_again(tmp_path: Path) -> None:
+    convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path / "out")
+    with pytest.raises(ValueError, match="converted dataset already"):
+        convert(tmp_path / "out", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    convert(MemorySource([[actions(0, 1)]], ACTIONS), "~/arm")
+    assert read_manifest(tmp_path / "arm").steps == 1
+
+
+def test_without_tqdm_a_conversion_goes_unwatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path, progress=True).steps == 1
+
+
+@pytest.mark.parametrize("damage", ["rows.bin", MANIFEST])
+def test_what_a_damaged_dataset_says_to_do_helps(tmp_path: Path, damage: str) -> None:
+    source = MemorySource([[actions(0, 3)]], ACTIONS)
+    convert(source, tmp_path)
+    (tmp_path / damage).write_bytes(b"{")
+    with pytest.raises(DataFormatError, match="overwrite=True"):
+        convert(source, tmp_path)
+    assert convert(source, tmp_path, overwrite=True).steps == 3
+    assert read_manifest(tmp_path).steps == 3
+
+
+def calls_of(work: Callable[[], object], kill_at: int | None = None) -> int:
+    """Number of calls and returns that some work makes; at the one given, the process is killed."""
+    count = 0
+
+    def see(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes_and_is_never_taken_for_complete(
     tmp_path: Path,
 ) -> None:
-    source = RLDSSource(write_rlds(tmp_path / "rlds", [20] * 24, shards=8))
-    began = time.perf_counter()
-    convert(source, tmp_path / "whole")
-    took = time.perf_counter() - began
+    source = RLDSSource(write_rlds(tmp_path / "rlds", [6] * 12, shards=4))
+    calls = calls_of(lambda: convert(source, tmp_path / "whole", progress=False))
     whole = contents(tmp_path / "whole")
     moments = random.Random(0)
     killed = 0
-    for attempt in range(20):
+    for attempt in range(25):
         out = tmp_path / f"killed-{attempt}"
+
+        def work(out: Path = out) -> object:
+            return convert(source, out, progress=False)
+
         for _ in range(2):  # killed again while going on
-            child = os.fork()
-            if child == 0:
-                try:
-                    convert(source, out, progress=False)
-                finally:
-                    os._exit(0)
-            time.sleep(moments.uniform(0, took))
-            os.kill(child, signal.SIGKILL)
-            killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            if not (out / MANIFEST).exists():
+                child = os.fork()
+                if child == 0:
+                    try:
+                        calls_of(work, kill_at=moments.randrange(1, calls))
+                    finally:
+                        os._exit(0)
+                killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
             if not (out / MANIFEST).exists():
                 with pytest.raises((IncompleteDatasetError, FileNotFoundError)):
                     read_manifest(out)
-        convert(source, out)
+        convert(source, out, progress=False)
         assert contents(out) == whole
         shutil.rmtree(out)
-    assert killed >= 20
+    assert killed >= 20  # the first of each two, but for those that count a call less than here

@@ -25,6 +25,7 @@ from replaybank.storages.layout import LeafSpec, RowLayout
 
 LAYOUT = RowLayout.plan(
     [
+        LeafSpec(("episode",), torch.int32, ()),
         LeafSpec(("action",), torch.float32, (7,)),
         LeafSpec(("next", "done"), torch.bool, (1,)),
         LeafSpec(("language",), torch.int32, ()),
@@ -106,6 +107,9 @@ def test_a_file_of_another_size_is_named(tmp_path: Path, file: str, change: int 
         ("steps", 41),
         ("episodes", 4),
         ("layout", {}),
+        ("layout", RowLayout.plan([LeafSpec(("action",), torch.float32, (7,))]).to_json()),
+        ("layout", RowLayout.plan([*LAYOUT.leaves, LeafSpec((), torch.float32, ())]).to_json()),
+        ("kinds", [{"key": [["language"]], "kind": "text"}]),
         ("kinds", [{"key": ["nowhere"], "kind": "text"}]),
         ("kinds", [{"key": ["language"], "kind": "sound"}]),
         ("shards", [{"name": "a", "episodes": -1, "steps": 2}]),

@@ -285,6 +285,40 @@ def test_deleting_removes_the_files(root: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dataset_that_was_given_is_not_deleted(root: Path) -> None:
+    dataset = OpenXExperienceReplay("arm", streaming=False, source=root / "arm")
+    with pytest.raises(RuntimeError, match="given as source="):
+        dataset.delete()
+    assert len(open_arm(root)) == STEPS
+
+
+def test_another_split_than_the_one_that_is_there_is_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match="holds the split 'train' of 'memory', not split='val'"):
+        OpenXExperienceReplay("arm", streaming=False, source=root / "arm", split="val")
+
+
+def test_what_the_origin_says_of_an_episode_is_kept(
+    bridge: OpenXExperienceReplay, slow_reading: list[dict[str, Any]]
+) -> None:
+    for number in (0, 13, -1):
+        metadata = bridge.metadata(number)
+        record = slow_reading[number]
+        assert metadata["episode_metadata", "file_path"] == record["episode_metadata/file_path"][0].decode()
+        assert metadata["episode_metadata", "episode_id"] == record["episode_metadata/episode_id"][0]
+        assert metadata["where"].endswith(f"record {number % 25}")
+    with pytest.raises(IndexError, match="Episode 25 is out of range"):
+        bridge.metadata(25)
+
+
+def test_the_ends_of_slices_are_marked_however_they_are_drawn(root: Path) -> None:
+    for batch in open_arm(root, slice_len=3):
+        assert batch["next", "truncated"].ravel().tolist() == [False, False, True]
+        assert batch["next", "done"].ravel().tolist() == [False, False, True]
+    whole = next(iter(open_arm(root, num_slices=5, shuffle=False, replacement=False)))
+    ends = [n - 1 for n in np.cumsum(LENGTHS)]
+    assert whole["next", "truncated"].ravel().nonzero().ravel().tolist() == ends
+
+
 def test_the_cache_folder_follows_the_users_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     convert(MemorySource([[memory_source.episode(0, 3)]]), tmp_path / "replaybank" / "openx" / "arm")

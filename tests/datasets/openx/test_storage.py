@@ -211,7 +211,7 @@ def test_an_unfinished_conversion_does_not_open(tmp_path: Path) -> None:
         DatasetStorage(build(tmp_path, finish=False))
 
 
-@pytest.mark.parametrize("damage", ["starts", "lengths", "negative"])
+@pytest.mark.parametrize("damage", ["starts", "lengths", "negative", "wrapping"])
 def test_a_damaged_episode_table_is_an_error(tmp_path: Path, damage: str) -> None:
     path = build(tmp_path) / "episodes.bin"
     table = np.fromfile(path, np.int64).reshape(-1, 2)
@@ -219,14 +219,16 @@ def test_a_damaged_episode_table_is_an_error(tmp_path: Path, damage: str) -> Non
         table[2, 0] += 1
     elif damage == "lengths":
         table[-1, 1] += 1
-    else:
+    elif damage == "negative":
         table[1, 1], table[2, 1] = -1, 8
+    else:  # in 64 bits these add up to the right numbers
+        table[1, 1], table[2] = 2**62, (2**62 + 4, 7 - 2**62)
     table.tofile(path)
     with pytest.raises(DataFormatError, match=r"episodes\.bin is damaged"):
         DatasetStorage(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["x", "3", "", '"a" "b"'])
+@pytest.mark.parametrize("line", ["x", "3", "", '"a" "b"', "[" * 60])
 def test_damaged_strings_are_an_error(tmp_path: Path, line: str) -> None:
     path = build(tmp_path) / "strings.jsonl"
     size = path.stat().st_size
@@ -242,3 +244,12 @@ def test_a_string_number_beyond_the_strings_is_an_error_not_another_string(tmp_p
     table.flush()
     with pytest.raises(DataFormatError, match="names text 99"):
         DatasetStorage(tmp_path)[3]
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "{}\n" * 3, "[]\n" * 4, "{}\n" * 4, "[" * 9])
+def test_damaged_metadata_is_an_error(tmp_path: Path, text: str) -> None:
+    path = build(tmp_path) / "metadata.jsonl"
+    size = path.stat().st_size
+    path.write_text(text.ljust(size))
+    with pytest.raises(DataFormatError, match=r"metadata\.jsonl is damaged"):
+        DatasetStorage(tmp_path).metadata(1)

@@ -169,6 +169,35 @@ def test_an_entry_that_would_hide_one_of_ours_gets_another_name() -> None:
     assert leaves[("step",)].source is None
 
 
+def test_names_that_give_way_never_fall_together() -> None:
+    fields: dict[Key, FieldSpec] = {("action",): VECTOR, ("done",): FLAG, ("source_done",): SCALAR}
+    leaves = ted_leaves(fields)
+    assert leaves[("source_source_done",)].source == ("done",)
+    assert leaves[("source_done",)].source == ("source_done",)
+    turned = ted_leaves(dict(reversed(fields.items())))
+    assert turned == {key: leaves[key] for key in turned}
+
+
+def test_flags_and_rewards_that_are_none_are_data_like_any_other() -> None:
+    fields = {**FIELDS, ("is_terminal",): VECTOR, ("is_first",): CAMERA, ("reward",): TEXT}
+    leaves = ted_leaves(fields)
+    for name in ("is_terminal", "is_first", "reward"):
+        assert leaves[(name,)].source == (name,)
+    columns = steps(2)
+    columns[("is_terminal",)] = np.ones((2, 2), np.float32)
+    columns[("is_first",)] = columns[("observation", "image_0")]
+    columns[("reward",)] = ["good", "better"]
+    ted = convert(columns, fields=fields)
+    assert ted.columns[("reward",)] == ["good", "better"]
+    assert ted.columns[("next", "reward")].tolist() == [[0.0], [0.0]]
+    assert not ted.columns[("next", "terminated")].any()
+
+
+def test_an_image_without_three_dimensions_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"observation/depth: .* \(4, 6\)"):
+        ted_leaves({("observation", "depth"): FieldSpec("image", (4, 6), np.dtype("uint8"))})
+
+
 def test_names_with_slashes_stay_one_name() -> None:
     key = ("observation", "clip_function_input/base_pose_tool_reached")
     assert ted_leaves({key: VECTOR})[key].key == key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -17,8 +18,8 @@ import torch
 
 from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.files import (
+    ANEW,
     EPISODES,
-    LOCK,
     MANIFEST,
     METADATA,
     PROGRESS,
@@ -30,15 +31,12 @@ from replaybank.datasets.openx.files import (
     column_name,
     is_converted,
     read_progress,
+    read_strings,
 )
+from replaybank.datasets.openx.locks import LOCK, FolderLock
 from replaybank.datasets.openx.ted import Leaf, TedEpisode, check_shape, decode_frames
 from replaybank.errors import DataFormatError
 from replaybank.storages.layout import Key, LeafSpec, RowLayout, field_name
-
-try:
-    import fcntl
-except ImportError:  # no file locks on this system: two conversions into one folder must then not meet
-    fcntl = None  # type: ignore[assignment]
 
 FRAME_CHUNK_BYTES = 1 << 26
 """Decoded frames held at a time: many frames a call, however long the episode."""
@@ -115,7 +113,7 @@ class DatasetBuilder:
                 raise FileExistsError(
                     f"{self.folder} holds an unfinished conversion of {progress.name!r} ({progress.split}), "
                     f"which is another than this one of {manifest.name!r} ({manifest.split}): choose another "
-                    "folder, or overwrite=True to begin anew"
+                    f"folder; {ANEW}"
                 )
             return progress
         self._write_progress(manifest)
@@ -131,15 +129,11 @@ class DatasetBuilder:
             self._files[name] = file
             found = file.seek(0, os.SEEK_END)
             if found < size:
-                raise DataFormatError(
-                    f"{path} has {found} bytes, the progress says {size}: begin anew with overwrite=True"
-                )
+                raise DataFormatError(f"{path} has {found} bytes, the progress says {size}: {ANEW}")
             file.truncate(size)
             file.seek(size)
-        strings = self._files[STRINGS]
-        strings.seek(0)
-        lines = strings.read(self.manifest.file_sizes[STRINGS]).splitlines()
-        self._strings: dict[str, int] = {json.loads(line): number for number, line in enumerate(lines)}
+        strings = read_strings(self.folder, self.manifest)
+        self._strings: dict[str, int] = {text: number for number, text in enumerate(strings)}
         self._layout: RowLayout = self.manifest.layout
         self._row_dtype = self._layout.numpy_dtype() if self._layout.row_bytes else None
         self._shard_steps = self._shard_episodes = 0
@@ -191,7 +185,8 @@ class DatasetBuilder:
         for spec, offset in zip(self._layout.leaves, self._layout.offsets, strict=True):
             values = episode.columns[spec.key]
             if offset is not None:
-                rows[field_name(spec.key)] = self._plain(values)  # type: ignore[index]
+                part = self._part(self.leaves[spec.key], values, 0, length)
+                rows[field_name(spec.key)] = part  # type: ignore[index]
                 continue
             self._write_column(self._files[column_name(column)], self.leaves[spec.key], values, length)
             column += 1
@@ -205,13 +200,16 @@ class DatasetBuilder:
         item = leaf.dtype.itemsize * int(np.prod(leaf.shape)) if leaf.dtype is not None else 4
         chunk = max(1, FRAME_CHUNK_BYTES // max(item, 1))
         for start in range(0, length, chunk):
-            stop = min(start + chunk, length)
-            if isinstance(values, (np.ndarray, list)):
-                part = self._plain(values[start:stop])
-            else:
-                part = decode_frames(values, start, stop)
-                check_shape(leaf, part.shape[1:], f"{self.manifest.name}: episode {self.episodes}")
+            part = self._part(leaf, values, start, min(start + chunk, length))
             file.write(np.ascontiguousarray(part, dtype=leaf.dtype).data)
+
+    def _part(self, leaf: Leaf, values: Any, start: int, stop: int) -> npt.NDArray[Any]:
+        """Steps ``start`` to ``stop`` of a leaf as numbers, frames decoded."""
+        if isinstance(values, (np.ndarray, list)):
+            return self._plain(values[start:stop])
+        part = decode_frames(values, start, stop)
+        check_shape(leaf, part.shape[1:], f"{self.manifest.name}: episode {self.episodes}")
+        return part
 
     def _plain(self, values: Any) -> npt.NDArray[Any]:
         """Texts as their numbers, new ones written down; arrays as they are."""
@@ -256,12 +254,13 @@ class DatasetBuilder:
 
     def close(self) -> None:
         """Close the files and let others in. What was not committed will be cut off."""
-        for file in self._files.values():
-            file.close()
-        self._files = {}
-        if self._lock is not None:
-            release(self._lock)
-            self._lock = None
+        files, self._files = self._files, {}
+        try:
+            with contextlib.ExitStack() as closing:  # all of them, though one may find the disk full
+                for file in files.values():
+                    closing.callback(file.close)
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> DatasetBuilder:
         return self
@@ -309,28 +308,15 @@ def _temporary(folder: Path) -> set[str]:
     return {path.name for path in folder.glob(f".{PROGRESS}.*.tmp")}
 
 
-def claim(folder: Path) -> int | None:
-    """Keep other conversions out of a folder until the returned descriptor is closed or the process dies.
+def claim(folder: Path) -> FolderLock:
+    """Keep other conversions out of a folder, which is made if it is missing.
 
     Raises:
         BlockingIOError: another one is at work there.
         FileExistsError: the path is a file, or a folder that holds something else.
     """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: a converted dataset is a folder, choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     check_ours(folder)
-    if fcntl is None:
-        return None
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BlockingIOError(f"another conversion is writing to {folder}; wait for it, or stop it") from None
-    return descriptor
-
-
-def release(claimed: int) -> None:
-    """Let other conversions into a folder again."""
-    if fcntl is not None:
-        fcntl.flock(claimed, fcntl.LOCK_UN)  # by hand: a forked child may still hold a copy of the descriptor
-    os.close(claimed)
+    return FolderLock(folder, "another conversion")

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from replaybank.datasets.openx.builder import DatasetBuilder, plan
-from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
+from replaybank.datasets.openx.files import MANIFEST, Manifest, is_converted, read_manifest
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard
-from replaybank.datasets.openx.sources.files import size_of
+from replaybank.datasets.openx.sources.files import is_url, size_of
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.ted import Leaf, settle_shapes, ted_leaves, to_ted
 from replaybank.errors import CorruptRecordError, DataFormatError
@@ -50,13 +50,22 @@ def convert(
         CorruptRecordError: a record fails its checksum or is cut short; names file, record and offset.
         DataFormatError: an episode is not what the dataset declares, or there are no episodes.
         FileExistsError: ``dest`` holds something else.
+        ValueError: ``dest`` is a URL, or ``source`` is converted already.
         BlockingIOError: another conversion is writing to ``dest``.
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    target = os.fspath(dest)
+    if not target or is_url(target):
+        raise ValueError(
+            f"dest={target!r}: datasets are converted into a folder of this machine; give its path"
+        )
+    folder = Path(target).expanduser()
     if not isinstance(source, (str, os.PathLike)):
-        return _convert(source, getattr(source, "split", split), Path(dest), overwrite, progress, on_error)
-    return _convert(RLDSSource(source, split), split, Path(dest), overwrite, progress, on_error)
+        return _convert(source, getattr(source, "split", split), folder, overwrite, progress, on_error)
+    if is_converted(source):
+        raise ValueError(f"{os.fspath(source)} is a converted dataset already; it can be used as it is")
+    return _convert(RLDSSource(source, split), split, folder, overwrite, progress, on_error)
 
 
 def _convert(
@@ -74,7 +83,7 @@ def _convert(
     if not overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):
-            return done
+            return done  # else the builder says what is wrong
     with (
         DatasetBuilder(folder, wanted, leaves, overwrite=overwrite) as builder,
         _Bar(shards, builder, progress) as bar,
@@ -133,7 +142,8 @@ def _episodes(
             if failed < record:
                 # The reader cannot even step over the record skipped last: its length is gone, and with it
                 # the way to all records behind it.
-                skip(_name(shard), record, "the rest of the shard cannot be reached")
+                rest = "" if shard.episodes is None else f": {shard.episodes - record} declared episodes"
+                skip(_name(shard), record, f"the rest of the shard cannot be reached{rest}")
                 return
             skip(_name(shard), failed, str(error))
             record = failed + 1
@@ -169,11 +179,14 @@ class _Bar:
     """The progress bar of a conversion: episodes, with steps a second; silent where not asked for."""
 
     def __init__(self, shards: list[Shard], builder: DatasetBuilder, show: bool | None) -> None:
-        from tqdm import tqdm
-
-        declared = [shard.episodes for shard in shards]
         self._steps = 0
-        self._bar: tqdm[Any] = tqdm(
+        self._bar: Any = None
+        try:
+            from tqdm import tqdm
+        except ImportError:  # it comes with the extras; a conversion does not depend on being watched
+            return
+        declared = [shard.episodes for shard in shards]
+        self._bar = tqdm(
             total=None if None in declared else sum(n for n in declared if n is not None),
             initial=builder.episodes,
             desc=builder.manifest.name,
@@ -182,6 +195,8 @@ class _Bar:
         )
 
     def episode(self, steps: int) -> None:
+        if self._bar is None or self._bar.disable:
+            return
         self._steps += steps
         self._bar.update()
         elapsed = self._bar.format_dict["elapsed"]
@@ -192,4 +207,5 @@ class _Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()

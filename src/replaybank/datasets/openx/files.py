@@ -35,14 +35,20 @@ ROWS = "rows.bin"
 EPISODES = "episodes.bin"
 STRINGS = "strings.jsonl"
 METADATA = "metadata.jsonl"
-LOCK = ".lock"
 
 FORMAT = "replaybank.dataset"
 VERSION = 1
 EPISODE_BYTES = 16
 """Two int64: first step and length."""
 
+ANEW = "overwrite=True (--overwrite, or download='force' of the dataset) converts it anew"
+"""What to do about files that cannot be used: as the function, the command and the dataset call it."""
+
 _MAX_MANIFEST_BYTES = 1 << 28  # of a file that is read into memory: a million episodes' faults fit many times
+
+
+REQUIRED = frozenset({("episode",), ("next", "done")})
+"""Leaves without which steps are no episodes."""
 
 
 def column_name(number: int) -> str:
@@ -167,6 +173,8 @@ class Manifest:
             raise ValueError(f"it is of version {value['version']}; this release reads {VERSION}")
         layout = RowLayout.from_json(value.get("layout"))
         keys = {leaf.key for leaf in layout.leaves}
+        if () in keys or not keys >= REQUIRED:
+            raise ValueError(f"its layout lacks entries that every dataset has: {sorted(REQUIRED - keys)}")
         kinds = {}
         for entry in _list(value, "kinds"):
             kind = _get(entry, "kind", str)
@@ -245,12 +253,28 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         try:
             found = (folder / name).stat().st_size
         except FileNotFoundError:
-            raise DataFormatError(f"{folder / name} is missing; convert the dataset again") from None
+            raise DataFormatError(f"{folder / name} is missing: {ANEW}") from None
         if found != size:
-            raise DataFormatError(
-                f"{folder / name} has {found} bytes, the manifest says {size}: convert the dataset again"
-            )
+            raise DataFormatError(f"{folder / name} has {found} bytes, the manifest says {size}: {ANEW}")
     return manifest
+
+
+def read_strings(path: str | os.PathLike[str], manifest: Manifest) -> list[str]:
+    """The distinct texts of a dataset.
+
+    Raises:
+        DataFormatError: the file is not the one that the manifest describes.
+    """
+    file = Path(path) / STRINGS
+    with open(file, "rb") as opened:
+        content = opened.read(manifest.file_sizes[STRINGS])
+    try:
+        strings = [json.loads(line) for line in content.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise DataFormatError(f"{file} is damaged: {error}; {ANEW}") from error
+    if not all(isinstance(text, str) for text in strings) or len(set(strings)) != manifest.strings:
+        raise DataFormatError(f"{file} is damaged: it should hold {manifest.strings} distinct texts; {ANEW}")
+    return strings
 
 
 def read_progress(path: str | os.PathLike[str]) -> Manifest:
@@ -271,7 +295,7 @@ def _read(file: Path) -> Manifest:
     try:
         return Manifest.from_json(json.loads(file.read_bytes()))
     except (ValueError, RecursionError) as error:
-        raise DataFormatError(f"{file} is damaged: {error}") from error
+        raise DataFormatError(f"{file} is damaged: {error}; {ANEW}") from error
 
 
 def _expect(value: Any, kind: type, what: str) -> Any:
@@ -297,7 +321,7 @@ def _natural(entry: Any, name: str) -> int:
 
 
 def _key(entry: Any, keys: set[tuple[str, ...]]) -> tuple[str, ...]:
-    key = tuple(_list(entry, "key"))
+    key = tuple(_expect(part, str, "a part of a key") for part in _list(entry, "key"))
     if key not in keys:
         raise ValueError(f"the leaf {key!r:.80} is not in the layout")
     return key

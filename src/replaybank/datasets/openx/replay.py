@@ -49,7 +49,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
     Args:
         dataset_id: name of the dataset; with ``source`` a path, any name to keep it under.
         batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
-            gives whole trajectories.
+            gives each trajectory once: whole, ``num_slices`` at a time, or a random slice of ``slice_len``.
         shuffle: draw in random order. ``False`` with slices or a batch size needs
             ``replacement=False``.
         num_slices: number of slices in a batch; excludes ``slice_len``.
@@ -137,10 +137,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         self.num_slices = num_slices
         self.slice_len = slice_len
         self.strict_length = strict_length
+        self._given = source is not None and is_converted(Path(source).expanduser())
         self.path = _locate(dataset_id, source, root, split, force=download == "force")
         if sampler is None:
             sampler = self._sampler_for(replacement is not False)
         self.dataset = DatasetStorage(self.path)
+        there = self.dataset.manifest
+        if there.split != split:
+            raise ValueError(
+                f"{self.path} holds the split {there.split!r} of {there.name!r}, not split={split!r}"
+            )
         super().__init__(
             storage=self.dataset,
             sampler=sampler,
@@ -181,10 +187,24 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             IndexError: there is no such episode.
         """
+        start, length = self.dataset.bounds[self._episode_number(number)].tolist()
+        return self[start : start + length]
+
+    def metadata(self, number: int) -> dict[Any, Any]:
+        """What the origin says of one episode as a whole, by key, and ``"where"`` it came from. O(1).
+
+        Args:
+            number: its number, as for :meth:`episode`.
+
+        Raises:
+            IndexError: there is no such episode.
+        """
+        return self.dataset.metadata(self._episode_number(number))
+
+    def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
-        start, length = self.dataset.bounds[number].tolist()
-        return self[start : start + length]
+        return number % self.num_episodes
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch.
@@ -212,7 +232,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         if self.shuffle:
             numbers = numbers[torch.randperm(len(numbers), generator=self.generator)]
         for group in numbers.split(self.num_slices or 1):
-            yield self[torch.cat([self._steps_of(int(number)) for number in group])]
+            yield self._slices([self._steps_of(int(number)) for number in group])
+
+    def _slices(self, parts: list[Tensor]) -> Any:
+        """The steps of several slices, one behind the other, their last ones marked as a sample has them."""
+        ends = torch.cat([torch.arange(len(part)) == len(part) - 1 for part in parts])[:, None]
+        with self._lock.lock:
+            batch = self.dataset.get(torch.cat(parts))
+            for name in ("truncated", "done"):
+                batch["next", name] = batch["next", name] | ends
+            return self._assemble(batch, keep_batch=False)
 
     def _steps_of(self, episode: int) -> Tensor:
         start, length = self.dataset.bounds[episode].tolist()
@@ -223,7 +252,15 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         return torch.arange(start, start + self.slice_len)
 
     def delete(self) -> None:
-        """Remove the converted files. The dataset cannot be read afterwards, its source is untouched."""
+        """Remove what was converted into ``root``. The dataset cannot be read afterwards.
+
+        Raises:
+            RuntimeError: a converted dataset was given as ``source``: it is the user's to remove.
+        """
+        if self._given:
+            raise RuntimeError(
+                f"{self.path} was given as source=, so it is not this object's to delete: remove it yourself"
+            )
         discard(self.path)
         shutil.rmtree(self.path)
 
@@ -278,13 +315,15 @@ def _locate(
     force: bool,
 ) -> Path:
     """The folder of the converted dataset, converting it first where a local origin is given."""
+    if source is not None and "://" not in os.fspath(source):
+        source = Path(source).expanduser()
     if source is not None and is_converted(source):
         return Path(source)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
-    folder = Path(root) if root is not None else default_root()
+    folder = Path(root).expanduser() if root is not None else default_root()
     folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
     if source is None:
         if not is_converted(folder):

@@ -15,13 +15,15 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from replaybank.datasets.openx.files import (
+    ANEW,
     EPISODE_BYTES,
     EPISODES,
+    METADATA,
     ROWS,
-    STRINGS,
     Manifest,
     column_name,
     read_manifest,
+    read_strings,
 )
 from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE
 from replaybank.errors import DataFormatError
@@ -72,9 +74,10 @@ class DatasetStorage(Storage):
         self.bounds = self._read_bounds()
         """First step and length of each episode, int64 ``[episodes, 2]``."""
         self._last_steps = self.bounds.sum(1) - 1
-        self.strings = self._read_strings()
+        self.strings = read_strings(self.folder, self.manifest)
         """The distinct texts."""
         self._missing = self._missing_table()
+        self._lines: Tensor | None = None
 
     def _map(self, name: str) -> Tensor:
         path = self.folder / name
@@ -101,23 +104,14 @@ class DatasetStorage(Storage):
     def _read_bounds(self) -> Tensor:
         path = self.folder / EPISODES
         bounds = np.fromfile(path, "<i8").reshape(-1, EPISODE_BYTES // 8)
-        starts, lengths = bounds[:, 0], bounds[:, 1]
-        ends = np.cumsum(lengths)
-        if (lengths < 1).any() or (starts != ends - lengths).any() or ends[-1] != self.rows:
+        starts, lengths = bounds.T
+        # Each number is compared with the steps there are before any are added up: sums could wrap around.
+        sane = ((starts >= 0) & (starts < self.rows) & (lengths > 0) & (lengths <= self.rows)).all()
+        if not sane or starts[0] != 0 or (starts + lengths != np.append(starts[1:], self.rows)).any():
             raise DataFormatError(
                 f"{path} is damaged: its episodes do not follow each other to the last step"
             )
         return torch.from_numpy(bounds.astype(np.int64))
-
-    def _read_strings(self) -> list[str]:
-        path = self.folder / STRINGS
-        try:
-            strings = [json.loads(line) for line in path.read_bytes().splitlines()]
-        except ValueError as error:
-            raise DataFormatError(f"{path} is damaged: {error}") from error
-        if len(strings) != self.manifest.strings or not all(isinstance(text, str) for text in strings):
-            raise DataFormatError(f"{path} is damaged: the manifest says {self.manifest.strings} texts")
-        return strings
 
     def _missing_table(self) -> list[tuple[Key, Tensor]]:
         """For each leaf that some episodes lack: bool ``[episodes]``, True where it is there."""
@@ -127,6 +121,28 @@ class DatasetStorage(Storage):
             there[torch.tensor(episodes)] = False
             table.append((key, there))
         return table
+
+    def metadata(self, episode: int) -> dict[Any, Any]:
+        """One line of ``metadata.jsonl``: values of the whole episode by key, and ``"where"``. O(1).
+
+        The first call finds the lines: O(bytes of the file).
+
+        Raises:
+            DataFormatError: the file is damaged.
+        """
+        path = self.folder / METADATA
+        if self._lines is None:
+            self._lines = self._map(METADATA)
+            self._breaks = (self._lines == ord("\n")).nonzero().squeeze(1)
+        if len(self._breaks) != len(self.bounds):
+            raise DataFormatError(f"{path} is damaged: it should have {len(self.bounds)} lines; {ANEW}")
+        start = int(self._breaks[episode - 1]) + 1 if episode else 0
+        try:
+            line = json.loads(self._lines[start : int(self._breaks[episode])].numpy().tobytes())
+            values = {tuple(key): value for key, value in line.get("metadata", [])}
+            return {"where": line["where"], **values}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DataFormatError(f"{path} is damaged at line {episode + 1}: {error!r}; {ANEW}") from error
 
     # --- what it says of itself ------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ EPISODE: Key = ("episode",)
 STEP: Key = ("step",)
 IS_INIT: Key = ("is_init",)
 
-_CONSUMED = frozenset({("is_first",), ("is_last",), ("is_terminal",), ("reward",)})
 _OURS = frozenset({"next", "done", "terminated", "truncated", "is_init", "episode", "step", "index", "mask"})
 
 
@@ -94,20 +93,31 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
             f"the steps have neither an 'observation' nor an 'action', only {sorted(fields)}: "
             "this is not a dataset of robot episodes"
         )
+    flags = {key for key in (("is_first",), ("is_last",), ("is_terminal",)) if _is_flag(fields.get(key))}
+    reward = fields.get(("reward",))
+    if reward is not None and (reward.kind != "tensor" or reward.dtype is None):
+        reward = None
     leaves: dict[Key, Leaf] = {}
     for source, spec in fields.items():
-        if source in _CONSUMED:
+        if source in flags or (source == ("reward",) and reward is not None):
             continue
-        key = (f"source_{source[0]}", *source[1:]) if source[0] in _OURS else source
+        if spec.kind == "image" and len(spec.shape) != 3:
+            raise UnsupportedFeatureError(
+                f"{'/'.join(source)}: images have three dimensions (H, W, C), this one has shape {spec.shape}"
+            )
+        key = source
+        while key[0] in _OURS or key in leaves or (key != source and key in fields):
+            key = (f"source_{key[0]}", *key[1:])
         shape = spec.shape
         if spec.kind == "image":
             shape = (shape[2], shape[0], shape[1])
         leaves[key] = Leaf(key, source, spec.kind, spec.dtype, shape)
-    reward = fields.get(("reward",))
-    reward_dtype = reward.dtype if reward is not None and reward.dtype is not None else np.dtype("float32")
-    reward_shape = reward.shape if reward is not None and reward.shape else (1,)
     leaves[NEXT_REWARD] = Leaf(
-        NEXT_REWARD, ("reward",) if reward else None, "tensor", reward_dtype, reward_shape
+        NEXT_REWARD,
+        ("reward",) if reward else None,
+        "tensor",
+        reward.dtype if reward else np.dtype("float32"),
+        (reward.shape if reward else ()) or (1,),
     )
     for key, dtype, shape in (
         (NEXT_DONE, "bool", (1,)),
@@ -119,6 +129,11 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
     ):
         leaves[key] = Leaf(key, None, "tensor", np.dtype(dtype), shape)
     return leaves
+
+
+def _is_flag(spec: FieldSpec | None) -> bool:
+    """Whether a field is one number a step, as the flags of RLDS are; others of their names are data."""
+    return spec is not None and spec.kind == "tensor" and spec.shape in ((), (1,))
 
 
 def settle_shapes(leaves: Mapping[Key, Leaf], episode: Episode) -> dict[Key, Leaf]:
@@ -169,12 +184,12 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         columns[NEXT_REWARD] = _zeros(leaves[NEXT_REWARD], length)
     done = np.zeros((length, 1), bool)
     done[-1] = True
-    declared = episode.steps.get(("is_terminal",))
+    declared = _flag(episode, leaves, "is_terminal")
     terminal = (
         np.asarray(declared, dtype=bool).reshape(length, 1) if declared is not None else np.zeros_like(done)
     )
     _count(faults, "is_terminal before the last step", np.count_nonzero(terminal[:-1]))
-    first = episode.steps.get(("is_first",))
+    first = _flag(episode, leaves, "is_first")
     if first is not None:
         _count(faults, "is_first after the first step", np.count_nonzero(np.asarray(first)[1:]))
     columns[NEXT_DONE] = done
@@ -184,6 +199,11 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
     columns[STEP] = np.arange(length, dtype=np.int32)
     columns[IS_INIT] = np.arange(length) == 0
     return TedEpisode(columns, length, frozenset(missing), faults)
+
+
+def _flag(episode: Episode, leaves: Mapping[Key, Leaf], name: str) -> Column | None:
+    """A flag of RLDS, unless the dataset has data of its own under that name."""
+    return None if (name,) in leaves else episode.steps.get((name,))
 
 
 def _count(faults: Counter[str], what: str, times: int | np.integer[Any]) -> None:

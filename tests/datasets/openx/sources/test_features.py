@@ -204,3 +204,11 @@ def test_what_is_not_read_yet_is_named_with_its_class_and_encoding(feature: Any,
 def test_a_file_that_is_no_schema_of_episodes_is_refused(document: Any, words: str) -> None:
     with pytest.raises(DataFormatError, match=words):
         parse_features(document)
+
+
+@pytest.mark.parametrize("size", [float("inf"), float("nan"), 1e400, "1e9", [], {}, -2, 1 << 40])
+def test_a_dimension_that_is_no_size_is_an_error_of_the_file(size: object) -> None:
+    leaf = {"tensor": {"shape": {"dimensions": [size]}, "dtype": "float32"}}
+    steps = {"sequence": {"feature": {"featuresDict": {"features": {"x": leaf}}}}}
+    with pytest.raises(DataFormatError, match="a dimension of"):
+        parse_features({"featuresDict": {"features": {"steps": steps}}})

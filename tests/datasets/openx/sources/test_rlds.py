@@ -511,6 +511,9 @@ def test_of_several_versions_one_must_be_chosen(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "must be an object with a 'name'"),
+        ('{"name": "toy", "splits": 1.5}', "'splits' must be a list"),
+        ('{"name": "toy", "splits": {}}', "'splits' must be a list"),
+        ('{"name": "toy", "splits": [{"name": "train", "shardLengths": [Infinity]}]}', "must be counts"),
         ('{"name": "toy", "splits": ["train"]}', "a split must be an object with a 'name'"),
         ('{"name": "toy", "splits": [{"name": "train", "shardLengths": ["x"]}]}', "must be counts"),
         ('{"name": "toy", "splits": [{"name": "train", "shardLengths": ["-1"]}]}', "must be counts"),

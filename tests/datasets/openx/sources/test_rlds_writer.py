@@ -217,7 +217,7 @@ def test_nothing_of_a_dataset_is_there_before_it_is_closed_nor_after_an_error(tm
     writer = RLDSWriter(tmp_path, "toy", fields=REWARD, shards=2)
     writer.write(rewards(2))
     assert not is_rlds(tmp_path)
-    assert all(path.name.endswith(".partial") for path in tmp_path.iterdir())
+    assert all(path.name.endswith((".partial", ".lock")) for path in tmp_path.iterdir())
     writer.abort()
     writer.abort()
     assert list(tmp_path.iterdir()) == []
@@ -339,3 +339,15 @@ def test_fields_that_cannot_be_written_are_refused_at_once(
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataFormatError, match="which is not a file of the folder"):
         RLDSWriter(tmp_path / "new", "../toy", fields=REWARD)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_two_writers_never_work_in_one_folder(tmp_path: Path, split: str) -> None:
+    with RLDSWriter(tmp_path, "toy", fields=REWARD) as first:
+        first.write(rewards(2))
+        with pytest.raises(BlockingIOError, match="another RLDSWriter is writing"):
+            RLDSWriter(tmp_path, "toy", fields=REWARD, split=split)
+    with RLDSWriter(tmp_path, "toy", fields=REWARD, split="val") as second:
+        second.write(rewards(3))
+    assert RLDSSource(tmp_path).splits == {"train": 1, "val": 1}
+    assert not list(tmp_path.glob(".*"))

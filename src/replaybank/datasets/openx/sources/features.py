@@ -281,7 +281,7 @@ class _Walk:
             return UNKNOWN
         try:
             size = int(raw)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             size = UNKNOWN - 1
         # Larger than any array: products of dimensions must stay within 64 bits.
         if not UNKNOWN <= size < 1 << 31:

@@ -20,7 +20,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise ImportError(f"reading {url} needs fsspec: pip install 'replaybank[openx]'") from error
-    filesystem, path = fsspec.core.url_to_fs(url)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:  # fsspec names the package that serves this kind of URL
+        raise ImportError(f"{url} cannot be read: {error}") from error
     return filesystem, path
 
 

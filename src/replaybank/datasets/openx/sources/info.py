@@ -91,7 +91,11 @@ def read_info(folder: str) -> DatasetInfo:
         raise UnsupportedFeatureError(
             f"{where}: files of format {file_format!r}; only {FILE_FORMAT!r} is read"
         )
-    splits = [_split(entry, where) for entry in raw.get("splits") or ()]
+    listed = raw.get("splits")
+    listed = [] if listed is None else listed
+    if not isinstance(listed, list):
+        raise DataFormatError(f"{where}: 'splits' must be a list, got {listed!r:.80}")
+    splits = [_split(entry, where) for entry in listed]
     return DatasetInfo(
         name=raw["name"],
         version=str(raw.get("version", "")),
@@ -107,7 +111,7 @@ def _split(raw: Any, where: str) -> Split:
     try:
         # 64-bit numbers are strings in this kind of JSON; older files have plain ones.
         counts = None if lengths is None else tuple(int(length) for length in lengths)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         counts = (-1,)
     if counts is not None and any(count < 0 for count in counts):
         raise DataFormatError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import IO, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from replaybank.datasets.openx.locks import FolderLock
 from replaybank.datasets.openx.sources.base import FieldSpec, Key
 from replaybank.datasets.openx.sources.example import DTYPE_CODES, serialize_example
 from replaybank.datasets.openx.sources.features import (
@@ -41,7 +43,7 @@ class RLDSWriter:
 
     Episodes go to the shards in turn. Everything is written under other names first: shards appear whole when
     the writer is closed, dataset_info.json last, so a dataset that was not finished cannot be taken for one.
-    A split can be added to a dataset of the same fields. Not thread-safe.
+    A split can be added to a dataset of the same fields. One writer a folder at a time. Not thread-safe.
 
     Args:
         path: folder to write in; made if needed.
@@ -56,6 +58,7 @@ class RLDSWriter:
 
     Raises:
         FileExistsError: the dataset has this split already.
+        BlockingIOError: another writer is at work in the folder.
         ValueError: a field or the number of shards cannot be written, or the dataset that is there has other
             fields.
 
@@ -105,10 +108,17 @@ class RLDSWriter:
         }
         self._split = split
         self._names = [shard_name(DEFAULT_TEMPLATE, name, split, i, shards) for i in range(shards)]
-        self._join_existing()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._partial = [self._folder / f".{shard}.partial" for shard in self._names]
-        self._files: list[IO[bytes]] = [partial.open("wb") for partial in self._partial]
+        self._lock = FolderLock(self._folder, "another RLDSWriter")
+        self._files: list[IO[bytes]] = []
+        try:
+            self._join_existing()
+            self._partial = [self._folder / f".{shard}.partial" for shard in self._names]
+            for partial in self._partial:
+                self._files.append(partial.open("wb"))
+        except BaseException:
+            self._close_files()
+            raise
         self._writers = [TFRecordWriter(file) for file in self._files]
         self._open = True
         self.episodes = 0
@@ -181,10 +191,15 @@ class RLDSWriter:
         if not self._open:
             return
         self._open = False
-        for file in self._files:
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+        try:
+            for file in self._files:
+                file.flush()
+                os.fsync(file.fileno())
+            self._publish()
+        finally:
+            self._close_files()
+
+    def _publish(self) -> None:
         for partial, name in zip(self._partial, self._names, strict=True):
             os.replace(partial, self._folder / name)
         split = {
@@ -202,9 +217,17 @@ class RLDSWriter:
         if not self._open:
             return
         self._open = False
-        for file, partial in zip(self._files, self._partial, strict=True):
-            file.close()
+        for partial in self._partial:
             partial.unlink(missing_ok=True)
+        self._close_files()
+
+    def _close_files(self) -> None:
+        try:
+            with contextlib.ExitStack() as closing:  # all of them, though one may find the disk full
+                for file in self._files:
+                    closing.callback(file.close)
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> RLDSWriter:
         return self
