@@ -83,6 +83,7 @@ void bind_gather(nb::module_& m) {
 
 void bind_memory(nb::module_& m) {
     m.def("ask_large_pages", &replaybank::ask_large_pages, "address"_a, "bytes"_a);
+    m.def("reserve_blocks", &replaybank::reserve_blocks, "file"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 // --- next_leaves.hpp ------------------------------------------------------------------------------------

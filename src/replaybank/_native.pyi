@@ -18,6 +18,7 @@ def flatten_index(indices: list[int], sizes: list[int], count: int, out: int) ->
 # --- csrc/memory.hpp ---
 
 def ask_large_pages(address: int, bytes: int) -> int: ...
+def reserve_blocks(file: int, bytes: int) -> int: ...
 
 # --- csrc/blocks.hpp ---
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from replaybank import _native
 from replaybank.storages import LazyMemmapStorage
 from replaybank.storages.layout import RowLayout, field_name
 from replaybank.storages.scratch import ScratchFolder
@@ -185,6 +186,7 @@ def test_temporary_files_stay_when_asked(scratch: Path) -> None:
 _CHILD = """
 import sys, tempfile, time, torch
 tempfile.tempdir = sys.argv[1]
+from replaybank import _native
 from replaybank.storages import LazyMemmapStorage
 storage = LazyMemmapStorage(10)
 storage.set(0, torch.zeros(1000))
@@ -255,10 +257,42 @@ def test_a_pickle_whose_files_are_gone_says_so(scratch: Path) -> None:
         pickle.loads(packed)
 
 
-def test_making_a_large_storage_takes_no_time_and_no_blocks(tmp_path: Path) -> None:
+def test_making_a_large_storage_writes_nothing(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(1_000_000, scratch_dir=tmp_path)
     began = time.monotonic()
     storage.set(0, {"a": torch.ones(100), "b": torch.ones(100)})
     assert (tmp_path / "rows.bin").stat().st_size == 1_000_000 * 832
-    assert (tmp_path / "rows.bin").stat().st_blocks * 512 < 1 << 20
     assert time.monotonic() - began < 30
+
+
+def test_the_blocks_of_the_files_are_reserved_when_they_are_made(tmp_path: Path) -> None:
+    probe = tmp_path / "probe"
+    with probe.open("wb") as file:
+        file.truncate(1 << 20)
+        if _native.reserve_blocks(file.fileno(), 1 << 20) != 0:
+            pytest.skip("this file system cannot reserve blocks")
+    probe.unlink()
+    for existsok in (False, True):
+        storage = LazyMemmapStorage(1000, scratch_dir=tmp_path, auto_cleanup=False, existsok=existsok)
+        storage.set(range(1), {"a": torch.zeros(1, 300), "b": torch.zeros(1), "c": torch.ones(1)})
+        files = list(tmp_path.glob("*.bin"))
+        assert len(files) == 2
+        for path in files:
+            assert path.stat().st_blocks * 512 >= path.stat().st_size
+        assert storage[0]["c"] == 1
+
+
+def test_a_disk_that_is_full_is_an_error_at_the_first_write_that_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([errno.EINTR, 0, errno.ENOSPC])
+    monkeypatch.setattr(_native, "reserve_blocks", lambda file, count: next(answers))
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path)
+    item = {"a": torch.zeros(1, 300), "b": torch.zeros(1), "c": torch.ones(1)}
+    with pytest.raises(OSError, match="No space left") as error:
+        storage.set(range(1), item)
+    assert error.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(_native, "reserve_blocks", lambda file, count: -1)  # it cannot: the files stay sparse
+    storage.set(range(1), item)
+    assert storage[0]["c"] == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from replaybank.errors import DataFormatError
 from replaybank.storages import LazyTensorStorage, ListStorage, TensorStorage
 from replaybank.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter
 
@@ -114,7 +115,54 @@ def test_a_tensordict_without_a_batch_goes_to_add() -> None:
 def test_a_dataset_cannot_be_written_to() -> None:
     writer = _registered(ImmutableDatasetWriter(), TensorStorage(torch.arange(4)))
     for write in (writer.add, writer.extend):
-        with pytest.raises(RuntimeError, match="read-only"):
+        with pytest.raises(RuntimeError, match=r"read-only.*buffer of your own"):
             write(torch.arange(1))
     assert writer.storage[:].tolist() == [0, 1, 2, 3]
     assert "ImmutableDatasetWriter" in repr(writer)
+
+
+@pytest.mark.parametrize(("capacity", "width", "rows"), [(10, 4, 5), (10, 4, 3), (10, 3, 4), (12, 4, 7)])
+def test_the_first_batch_is_stored_with_the_places_at_which_it_comes_to_lie(
+    capacity: int, width: int, rows: int
+) -> None:
+    writer = TensorDictRoundRobinWriter()
+    writer.register_storage(LazyTensorStorage(capacity, ndim=2))
+    ids = torch.arange(rows * width).view(rows, width)
+    index = writer.extend(TensorDict({"x": ids}, [rows, width]))
+    stored = writer.storage[:]
+    time, column = stored["index"].unbind(-1)
+    assert torch.equal(writer.storage[time, column]["x"], stored["x"])
+    assert torch.equal(time, torch.arange(len(stored))[:, None].expand_as(time))
+    assert index.tolist() == [[t % -(-capacity // width), c] for t in range(rows) for c in range(width)]
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    "data", [TensorDict({}, [0]), torch.zeros(0, 3), torch.zeros(0), {"x": torch.zeros(0, 3)}, []], ids=repr
+)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_an_empty_batch_is_no_write_whatever_it_lacks(ndim: int, data: Any, written: bool) -> None:
+    tensors = isinstance(data, torch.Tensor)
+    writer = TensorDictRoundRobinWriter() if isinstance(data, TensorDict) else RoundRobinWriter()
+    writer.register_storage(LazyTensorStorage(6, ndim=ndim))
+    first = torch.zeros(1, 3)[:, : 3 if ndim == 2 else None]
+    items: Any = first if tensors else {"x": first}
+    if written:
+        writer.extend(
+            TensorDict(items, [1] if ndim == 1 else [1, 3]) if isinstance(data, TensorDict) else items
+        )
+    index = writer.extend(data)
+    assert index.shape == ((0,) if ndim == 1 else (0, 2))
+    assert index.dtype == torch.int64
+    assert writer.write_count == written
+
+
+@pytest.mark.parametrize(
+    "state", [{}, *({"write_count": value} for value in ("3", True, -1, 1 << 63)), {"items": []}]
+)
+def test_a_damaged_state_of_a_writer_is_refused(state: dict[str, Any]) -> None:
+    writer = _registered(RoundRobinWriter(), LazyTensorStorage(4))
+    writer.extend(torch.arange(3))
+    with pytest.raises(DataFormatError, match="damaged"):
+        writer.load_state_dict(state)
+    assert writer.write_count == 3

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
+from replaybank.errors import DataFormatError
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
-from replaybank.storages.write_log import WriteLog
+from replaybank.storages.write_log import WriteLog, checked_state
+
+T = TypeVar("T")
 
 
 class Batch(NamedTuple):
@@ -53,14 +57,34 @@ class Storage(Stateful):
         self.ndim = ndim
         self.device = device
         self.columns: tuple[int, ...] = ()
-        self.log = WriteLog(rows)
+        self._log = WriteLog(rows)
 
     # --- what a storage says of itself -----------------------------------------------------------------
 
     @property
+    def log(self) -> WriteLog:
+        """The log of what was written, for who holds the buffer's lock.
+
+        A write that another process or an interrupt left unfinished is made good first.
+        """
+        log = self._log
+        if log.unfinished:
+            self._make_good(log, warn=True)
+        return log
+
+    @property
+    def log_as_is(self) -> WriteLog:
+        """The log for who does not hold the lock: a write may be under way. Not to be changed."""
+        return self._log
+
+    @property
     def rows(self) -> int:
         """Capacity along time."""
-        return self.log.rows
+        return self._log.rows
+
+    def rows_with(self, columns: tuple[int, ...]) -> int:
+        """The capacity along time that it has, or will have once it holds items in such columns."""
+        return self.rows
 
     @property
     def max_size(self) -> int:
@@ -75,10 +99,10 @@ class Storage(Stateful):
     @property
     def shape(self) -> torch.Size:
         """Number of items along each dimension, the valid ones only: ``[length, *columns]``."""
-        return torch.Size((self.log.length, *self.columns))
+        return torch.Size((self._log.length, *self.columns))
 
     def __len__(self) -> int:
-        return self.log.length * columns_count((1, *self.columns)) if self.columns else self.log.length
+        return self._log.length * columns_count((1, *self.columns)) if self.columns else self._log.length
 
     def leaf_keys(self) -> list[Key]:
         """Keys of the tensors an item consists of; ``()`` is an item that is itself a tensor."""
@@ -106,9 +130,9 @@ class Storage(Stateful):
             item: an int gives a bool, integers give bools of their shape; numbers on the first dimension.
         """
         if isinstance(item, int):
-            return -self.log.length <= item < self.log.length
+            return -self._log.length <= item < self._log.length
         index = as_index(item)
-        return (index >= -self.log.length) & (index < self.log.length)
+        return (index >= -self._log.length) & (index < self._log.length)
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -137,7 +161,8 @@ class Storage(Stateful):
         """Store a batch from row ``start`` on and note it in the log. O(B * bytes of an item).
 
         Of a batch with more rows than the storage the last ``rows`` stay, where they would have come to lie
-        had the rows been written one by one.
+        had the rows been written one by one. A write that is interrupted leaves no item half written: those
+        that it was to replace become copies of another item, each cut off from its neighbours.
 
         Args:
             start: first row, at most the number of rows that are there.
@@ -156,12 +181,68 @@ class Storage(Stateful):
                 "between would be garbage."
             )
         skip = max(count - rows, 0)
-        self._store_run((start + skip) % rows if skip else start, batch, skip)
-        while count > rows:  # rows that were overwritten at once: they count, and cut what went before
-            log.append(start, min(rows, count - rows))
-            start = (start + min(rows, count - rows)) % rows
-            count -= min(rows, count - rows)
-        log.append(start, count)
+        first = (start + skip) % rows if skip else start
+        try:
+            log.begin(first, count - skip)
+            self._store_run(first, batch, skip)
+            while count > rows:  # rows that were overwritten at once: they count, and cut what went before
+                log.append(start, min(rows, count - rows))
+                start = (start + min(rows, count - rows)) % rows
+                count -= min(rows, count - rows)
+            log.append(start, count)
+            log.commit()
+        except BaseException as error:
+            self._give_up(log, error)
+            raise
+
+    def _replacing(self, items: Run | Tensor) -> None:
+        """To be called by :meth:`_store_items` when all has been checked, before anything is replaced."""
+        self._log.begin_replacing(self._rows_of(items))
+
+    def _rows_of(self, items: Run | Tensor) -> Tensor:
+        """The time rows of items, int64 ``[k]`` on the CPU. O(k)."""
+        width = columns_count((1, *self.columns))
+        if isinstance(items, Run):
+            first = items.start // width
+            return torch.arange(first, -(-(items.start + items.size) // width))
+        numbers = items.cpu().reshape(-1)
+        return torch.where(numbers < 0, numbers + len(self), numbers) // width
+
+    def _give_up(self, log: WriteLog, error: BaseException) -> None:
+        """After an exception in a write: nothing half written stays."""
+        log.stop()
+        if log.unfinished and isinstance(error, MemoryError):
+            log.commit()  # room is looked for before the first byte is written: all is as it was
+        if log.unfinished:
+            self._make_good(log, warn=False)
+
+    def _make_good(self, log: WriteLog, *, warn: bool) -> None:
+        """Have nothing half written left of a write that was not finished. O(rows).
+
+        There are no holes in a storage, so half-written items become copies of one that is whole; without
+        any the storage is emptied.
+        """
+        torn, whole = log.torn()
+        try:
+            log.resume()
+            if torn and whole >= 0:
+                width = columns_count((1, *self.columns))
+                row = self.prepare(self._read_run(Run(whole * width, width, self.columns)), single=True)
+                for number in torn:
+                    self._store_run(number, row, 0)
+            log.settle(torn)
+            if torn and whole < 0:
+                self.empty()
+        finally:
+            log.stop()
+        if warn:
+            warnings.warn(
+                "A write to this storage was broken off, perhaps because its process was killed: what it was "
+                f"writing is lost, and so are the {len(torn)} row(s) that it was to replace, which are now "
+                "copies of another one. Slices do not go across the gap.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Store items at given places. O(B * bytes of an item).
@@ -212,16 +293,15 @@ class Storage(Stateful):
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace items that are there; they keep their places. O(B * bytes of an item)."""
+        log = self.log
         target = self._resolve(index)
-        self._store_items(target, data)
-        width = columns_count((1, *self.columns))
-        if isinstance(target, Run):
-            first = target.start // width
-            touched = torch.arange(first, -(-(target.start + target.size) // width))
-        else:
-            touched = target.cpu().reshape(-1)
-            touched = torch.where(touched < 0, touched + len(self), touched) // width
-        self.log.touch(touched)
+        try:
+            self._store_items(target, data)
+            log.touch(self._rows_of(target))
+            log.commit()
+        except BaseException as error:
+            self._give_up(log, error)
+            raise
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -248,6 +328,8 @@ class Storage(Stateful):
         Raises:
             IndexError: out of range, or never written.
         """
+        if self._log.unfinished:
+            self._make_good(self._log, warn=True)
         if self.ndim == 1 and type(index) is Tensor and index.dtype is torch.int64 and self.initialized:
             return self._read_items(index)
         target = self._resolve(index)
@@ -263,8 +345,13 @@ class Storage(Stateful):
         self.log.clear()
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """The state as tensors and plain values, all copies. O(N)."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The state as tensors and plain values. O(N), or O(rows) without copies.
+
+        Args:
+            copy: False gives views of the items where there can be such, to be saved at once: they are right
+                only as long as nobody writes, and take no memory of their own.
+        """
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -278,15 +365,40 @@ class Storage(Stateful):
         return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
 
 
-def check_log(state: Mapping[str, Any], length: int) -> None:
-    """Raise ValueError if the log of a state does not speak of ``length`` valid rows. O(rows)."""
-    log = WriteLog(state["cut"].numel())
+def check_log(state: Any, length: int) -> int:
+    """Check the log of a state: its numbers must fit each other and ``length`` valid rows. O(rows).
+
+    Returns:
+        The capacity that it speaks of.
+
+    Raises:
+        DataFormatError: it is damaged.
+    """
+    _, cut = checked_state(state)
+    log = WriteLog(len(cut))
     log.load_state_dict(state)
     if log.length != length:
-        raise ValueError(
+        raise DataFormatError(
             f"The state is damaged: its log speaks of {log.length} rows, and it holds {length}. Nothing has "
             "been changed."
         )
+    return log.rows
+
+
+def entry(state: Any, name: str, kind: type[T]) -> T:
+    """An entry of a storage's state.
+
+    Raises:
+        DataFormatError: it is not there, or of another type.
+    """
+    value = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(value, kind):
+        there = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise DataFormatError(
+            f"This is no state of such a storage, or it is damaged: {name!r} must be a {kind.__name__}, got "
+            f"{value!r:.80}; there is {there!s:.200}. Nothing has been changed."
+        )
+    return value
 
 
 def resize_log(log: WriteLog, rows: int) -> None:
@@ -294,6 +406,8 @@ def resize_log(log: WriteLog, rows: int) -> None:
     cut = torch.zeros(rows, dtype=torch.bool)
     kept = min(log.rows, rows)
     cut[:kept] = log.cut[:kept]
+    if rows > log.rows:
+        cut[0] = True  # what has more room than before is not full: it cannot have wrapped
     log.__setstate__({"rows": rows, "state": log.state, "cut": cut})
 
 

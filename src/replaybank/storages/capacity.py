@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -67,13 +70,44 @@ def human(count: int) -> str:
     return f"{value / 1024:.1f} PiB"
 
 
-def check_memory(wanted: int, what: str, device: torch.device | None = None) -> None:
+def whole_number(value: Any, name: str) -> int:
+    """A size that a user gave, as an int: NumPy's whole numbers are ints as well.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is less than 1.
+
+    Example:
+        >>> whole_number(np.int32(3), "max_size")
+        3
+    """
+    try:
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(
+            f"{name} is a whole number, got {value!r:.80} of type {type(value).__name__}: give an int, as in "
+            f"{name}=1_000_000."
+        )
+    if number < 1:
+        raise ValueError(f"{name} is at least 1, got {name}={number}.")
+    return number
+
+
+MEMORY_ADVICE = "Ask for fewer items, or use LazyMemmapStorage to keep them on disk."
+
+
+def check_memory(
+    wanted: int, what: str, device: torch.device | None = None, *, advice: str = MEMORY_ADVICE
+) -> None:
     """Refuse what does not fit into memory.
 
     Args:
         wanted: bytes.
         what: what they are for, the start of a sentence.
         device: where; the CPU by default.
+        advice: what to do, the end of the message.
 
     Raises:
         MemoryError: there is less; both numbers are in the message.
@@ -85,10 +119,7 @@ def check_memory(wanted: int, what: str, device: torch.device | None = None) -> 
     else:
         free = None
     if free is not None and wanted > free:
-        raise MemoryError(
-            f"{what} needs {human(wanted)} of memory and {human(free)} are available. "
-            "Ask for fewer items, or use LazyMemmapStorage to keep them on disk."
-        )
+        raise MemoryError(f"{what} needs {human(wanted)} of memory and {human(free)} are available. {advice}")
 
 
 def check_disk(wanted: int, what: str, folder: str | os.PathLike[str]) -> None:

@@ -159,21 +159,22 @@ class CompressedListStorage(ListStorage):
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state: the compressed items end to end, and their forms. O(bytes)."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The state: the compressed items end to end, always copied, and their forms. O(bytes)."""
+        items = self._items[: len(self)]
         forms: dict[int, int] = {}
         described: list[dict[str, Any]] = []
-        for item in self._items:
+        for item in items:
             if id(item.form) not in forms:
                 forms[id(item.form)] = len(described)
                 leaves = RowLayout(item.form.leaves, [None] * len(item.form.leaves), 0).to_json()
                 described.append({"structure": item.form.structure.to_json(), "leaves": leaves})
-        content = b"".join(item.content for item in self._items)
+        content = b"".join(item.content for item in items)
         return {
             "log": self.log.state_dict(),
             "forms": described,
-            "form": torch.tensor([forms[id(item.form)] for item in self._items], dtype=torch.int64),
-            "sizes": torch.tensor([len(item.content) for item in self._items], dtype=torch.int64),
+            "form": torch.tensor([forms[id(item.form)] for item in items], dtype=torch.int64),
+            "sizes": torch.tensor([len(item.content) for item in items], dtype=torch.int64),
             "content": torch.frombuffer(bytearray(content), dtype=torch.uint8)
             if content
             else torch.empty(0, dtype=torch.uint8),

@@ -222,9 +222,9 @@ class EncodedTable:
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def dump(self, count: int, lead: tuple[int, ...]) -> dict[str, Any]:
+    def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
         """The first ``count`` items, images as bytes; see :meth:`Table.dump`."""
-        state = self._inner.dump(count, lead)
+        state = self._inner.dump(count, lead, copy=copy)
         images = []
         for column in self._columns:
             contents = [column.strings.read(*place) for place in column.places[:count].tolist()]

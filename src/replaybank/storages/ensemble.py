@@ -10,7 +10,7 @@ from tensordict import is_tensor_collection, lazy_stack
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
-from replaybank.storages.base import Storage
+from replaybank.storages.base import Storage, entry
 from replaybank.storages.indexing import pick
 
 Transform = Callable[[Any], Any]
@@ -143,9 +143,9 @@ class StorageEnsemble(Stateful):
         for storage in self.storages:
             storage.empty()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the parts."""
-        return {"storages": [storage.state_dict() for storage in self.storages]}
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The states of the parts; ``copy`` as in :meth:`Storage.state_dict`."""
+        return {"storages": [storage.state_dict(copy=copy) for storage in self.storages]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state.
@@ -153,7 +153,7 @@ class StorageEnsemble(Stateful):
         Raises:
             ValueError: it is of another number of parts; nothing has been changed.
         """
-        states = state_dict["storages"]
+        states = entry(state_dict, "storages", list)
         if len(states) != len(self.storages):
             raise ValueError(
                 f"The state is of {len(states)} storages, the ensemble has {len(self.storages)}."

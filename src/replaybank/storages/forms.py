@@ -32,7 +32,8 @@ class Shapes:
         self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
         self._large = [i for i, leaf in enumerate(leaves) if leaf.bytes * self.count >= FRESH_BYTES]
         self.blanks = [
-            torch.empty((), dtype=leaf.dtype, device=device).expand(shape)
+            # One element and sizes of 1 alone: expanding would give strides of 0, and empty_like keeps those.
+            torch.empty(shape if shape.numel() == 1 else (), dtype=leaf.dtype, device=device).expand(shape)
             for leaf, shape in zip(leaves, self.full, strict=True)
         ]
 

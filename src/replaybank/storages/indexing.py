@@ -12,6 +12,10 @@ from torch import Tensor
 
 from replaybank import _native
 
+_LARGEST = (1 << 63) - 1
+"""Stands for all numbers that int64 does not hold, which would turn up as negative ones, taken for items from
+the end. It is out of range itself."""
+
 
 class Run(NamedTuple):
     """Items ``start, start + 1, ...``, to be shaped ``lead``.
@@ -75,6 +79,8 @@ def as_index(index: Any) -> Tensor:
             array = array.astype(np.int64)
         if array.dtype.kind not in "biu":
             raise TypeError(f"An index holds whole numbers or bools, got {_describe(index)}.")
+        if array.dtype == np.uint64:
+            array = np.asarray(np.minimum(array, np.uint64(_LARGEST)))
         tensor = torch.from_numpy(array.astype(np.int64 if array.dtype.kind != "b" else np.bool_))
     else:
         raise TypeError(
@@ -83,6 +89,9 @@ def as_index(index: Any) -> Tensor:
         )
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         raise TypeError(f"An index holds whole numbers or bools, got {_describe(index)}.")
+    if tensor.dtype is torch.uint64:
+        tensor = tensor.view(torch.int64)
+        return torch.where(tensor < 0, _LARGEST, tensor)
     return tensor if tensor.dtype in (torch.int64, torch.bool) else tensor.to(torch.int64)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
-from replaybank.storages.base import Batch, Storage, check_log, resize_log
-from replaybank.storages.capacity import check_memory
+from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
+from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run
 from replaybank.storages.table import out_of_range
 
@@ -49,12 +49,16 @@ class ListStorage(Storage):
         device: torch.device | str | None = None,
         compilable: bool = False,
     ) -> None:
-        if max_size is not None and max_size < 1:
-            raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
+        if max_size is not None:
+            max_size = whole_number(max_size, "max_size")
         bounded = max_size is not None and max_size < UNBOUNDED
         self._bound = max_size if bounded else None
         rows = self._bound or _FIRST_ROWS
-        check_memory(rows, f"The log of a storage of {rows} items")
+        check_memory(
+            rows,
+            f"The log of a storage of {rows} items",
+            advice="Ask for fewer items, or leave max_size out: the list then grows as needed.",
+        )
         super().__init__(rows, 1, None if device is None else torch.device(device), compilable=compilable)
         self._items: list[Any] = []
 
@@ -138,22 +142,29 @@ class ListStorage(Storage):
         self.log.clear()
         self._items.clear()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state. The items are in it as deep copies, whatever they are. O(N)."""
-        return {"log": self.log.state_dict(), "items": copy.deepcopy(self._items)}
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The state. O(N).
+
+        Args:
+            copy: the items are in it as deep copies, whatever they are; False: as they are.
+        """
+        items = self._items[: len(self)]
+        return {"log": self.log.state_dict(), "items": deepcopy(items) if copy else items}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
 
         Raises:
             ValueError: the state is of another capacity; nothing has been changed.
+            DataFormatError: it is damaged; nothing has been changed.
         """
-        rows = state_dict["log"]["cut"].numel()
-        check_log(state_dict["log"], len(state_dict["items"]))
+        log, items = entry(state_dict, "log", dict), entry(state_dict, "items", list)
+        rows = check_log(log, len(items))
+        items = deepcopy(items)
         if self._bound is None:
             resize_log(self.log, rows)
-        self.log.load_state_dict(state_dict["log"])
-        self._items = copy.deepcopy(state_dict["items"])
+        self.log.load_state_dict(log)
+        self._items = items
 
 
 def _items_of(data: Any) -> list[Any]:

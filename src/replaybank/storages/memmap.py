@@ -27,8 +27,10 @@ class LazyMemmapStorage(LazyTensorStorage):
 
     The folder holds ``rows.bin`` (the small leaves of an item side by side), ``column-<n>.bin`` (a large
     leaf each) and ``layout.json``, which says what lies where
-    (:class:`~replaybank.storages.layout.RowLayout`). The files are sparse: they take room on the disk as
-    they are written. Pickling sends the path, not the data: the copy maps the same files, with the write log
+    (:class:`~replaybank.storages.layout.RowLayout`). Their room on the disk is reserved when they
+    are made, so that a disk that others fill up is an error then and no killed process later; where the file
+    system cannot reserve, they take it as they are written. Ask for no more items than are to be kept.
+    Pickling sends the path, not the data: the copy maps the same files, with the write log
     as it was.
 
     Not thread-safe: the buffer's lock guards it. Processes that share it need ``shared_init`` for the log.
@@ -154,6 +156,9 @@ class LazyMemmapStorage(LazyTensorStorage):
             f"New keys {[spec.key for spec in specs]}: the files of a memory-mapped storage are made once. "
             "Write all keys with the first items. Nothing has been written."
         )
+
+    def _drop(self, table: Table) -> None:
+        self.cleanup()
 
     def cleanup(self) -> None:
         """Give the files up and remove those that nobody else uses; the storage is as new.

@@ -328,13 +328,13 @@ class NextTable:
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def dump(self, count: int, lead: tuple[int, ...]) -> dict[str, Any]:
-        """The first ``count`` items, observations once, as copies. O(count * bytes)."""
+    def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
+        """The first ``count`` items, observations once; see :meth:`Table.dump`. O(count * bytes)."""
         place = self._place[:count].clone()
         held = place >= FIRST_SLOT
         slots = (place[held] - FIRST_SLOT).to(torch.int64)
         place[held] = torch.arange(FIRST_SLOT, FIRST_SLOT + slots.numel(), dtype=torch.int32)
-        stored = self._main.gather_run(0, count, lead)
+        stored = self._main.dump(count, lead, copy=copy)["data"]
         return {
             "data": self._joined(stored, [None] * len(self._links)),
             "next": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from replaybank import _native
 from replaybank.storages.capacity import check_disk, human
 
 try:
@@ -39,7 +41,7 @@ class FileArena:
         self.created: list[Path] = []
 
     def check(self, wanted: int, what: str) -> None:
-        """Raise OSError if the disk has no room. Files are sparse: they take blocks as they are written."""
+        """Raise OSError if the disk has no room."""
         if self.mode != "open":
             check_disk(wanted, what, self.folder)
 
@@ -49,11 +51,15 @@ class FileArena:
         Raises:
             FileExistsError: it is there and must not be.
             FileNotFoundError: it is not there and must be.
+            OSError: the disk is full.
             ValueError: it has another size.
         """
         path = self.folder / f"{name}.bin"
         if self.mode == "create" or (self.mode == "reuse" and not path.exists()):
             self._create(path, count)
+        elif self.mode == "reuse" and path.stat().st_size == count:
+            with path.open("r+b") as file:
+                _reserve(file.fileno(), path, count)
         size = path.stat().st_size
         if size != count:  # torch.from_file would silently extend a short one
             raise ValueError(
@@ -74,6 +80,7 @@ class FileArena:
         self.created.append(path)
         try:
             os.ftruncate(file, count)
+            _reserve(file, path, count)
         except OSError as error:
             raise OSError(error.errno, f"Cannot make {path} with {human(count)}: {error.strerror}") from error
         finally:
@@ -84,6 +91,21 @@ class FileArena:
         for path in self.created:
             path.unlink(missing_ok=True)
         self.created.clear()
+
+
+def _reserve(file: int, path: Path, count: int) -> None:
+    """Have the blocks of a file set aside: writing to a mapping of a full disk would kill the process.
+
+    Where the file system cannot, the file stays sparse.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    status = errno.EINTR
+    while status == errno.EINTR:  # a signal came, and Python has handled it
+        status = _native.reserve_blocks(file, count)
+    if status > 0:
+        raise OSError(status, f"{os.strerror(status)}: {human(count)} cannot be reserved for {path}")
 
 
 class ScratchFolder:

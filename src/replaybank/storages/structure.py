@@ -16,6 +16,7 @@ import torch
 from tensordict import is_non_tensor
 from torch import Tensor
 
+from replaybank.errors import DataFormatError
 from replaybank.storages import _tensordict
 from replaybank.storages.layout import Key
 
@@ -201,6 +202,8 @@ def _node_from_json(value: Any) -> _Node:
         return _Leaf(value)
     if not isinstance(value, dict) or not isinstance(value.get("parts"), list):
         raise ValueError("The state's description of an item is damaged.")  # noqa: TRY004
+    if not all(isinstance(part, list) and len(part) == 2 for part in value["parts"]):
+        raise ValueError("The state's description of an item is damaged: a part is a name and what it holds.")
     parts = [(name, _node_from_json(part)) for name, part in value["parts"]]
     kind, cls = value.get("kind"), value.get("class")
     if kind == "dict":
@@ -210,6 +213,9 @@ def _node_from_json(value: Any) -> _Node:
         return _TensorDict(dict(parts), extra, None if cls is None else _find_class(cls))
     if kind in ("list", "tuple", "named"):
         sequence = list if kind == "list" else tuple if kind == "tuple" else _find_class(cls)
+        names = getattr(sequence, "_fields", None)
+        if kind == "named" and (names is None or len(names) != len(parts)):
+            raise ValueError(f"The state's items have {len(parts)} parts, the class {cls!r:.200} others.")
         return _Sequence([part for _, part in parts], sequence)
     raise ValueError(f"The state's description of an item has the unknown kind {kind!r:.80}.")
 
@@ -340,13 +346,15 @@ class Structure:
         Raises:
             ValueError: the description is damaged, or names a class that is not there.
         """
-        structure = cls(_node_from_json(value), list(keys))
         try:
+            structure = cls(_node_from_json(value), list(keys))
             numbers = sorted(leaf.number for leaf in _leaf_nodes(structure._root))
-        except RecursionError:
-            numbers = []
+        except (LookupError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
+            raise DataFormatError(
+                f"The state's description of an item is damaged: {type(error).__name__}: {error!s:.200}"
+            ) from error
         if numbers != list(range(len(structure.keys))):
-            raise ValueError(
+            raise DataFormatError(
                 "The state's description of an item is damaged: its leaves do not match its keys."
             )
         return structure

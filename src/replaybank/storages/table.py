@@ -12,7 +12,7 @@ from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import decoded_again
-from replaybank.storages.layout import LINE_BYTES, LeafSpec, RowLayout
+from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
 
 THREADED_BYTES = 1 << 20
@@ -20,6 +20,12 @@ THREADED_BYTES = 1 << 20
 as long as one core copies 100 KiB, and they may not get a core at once."""
 
 _OVERLAP = -2
+
+_UNKNOWN = frozenset(
+    dtype
+    for name, dtype in DTYPES.items()
+    if name.startswith("float8") or name in ("uint16", "uint32", "uint64")
+)
 
 PLAN_BYTES = 32
 """Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
@@ -77,8 +83,11 @@ class Table(Protocol):
         """Forget all items."""
         ...
 
-    def dump(self, count: int, lead: tuple[int, ...]) -> dict[str, Any]:
-        """The first ``count`` items for a state: ``"data"``, a leaf each, and what else it takes."""
+    def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
+        """The first ``count`` items for a state: ``"data"``, a leaf each, and what else it takes.
+
+        Without ``copy`` the leaves may be views.
+        """
         ...
 
     def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
@@ -128,6 +137,7 @@ class LeafTable:
         self.device = device
         self.given = given
         self.views = list(buffers) if given else self._carve()
+        self._movable = [movable(view) for view in self.views]
         self._item_bytes = sum(leaf.bytes for leaf in layout.leaves)
         self._plan = self._make_plan()
         self.forms = BatchForms(layout.leaves, device, native=self._plan is not None)
@@ -220,7 +230,9 @@ class LeafTable:
     def read(self, number: int, rows: Tensor | slice, length: int) -> Tensor:
         """One leaf of some of the first ``length`` rows: a view for slices, else a copy. O(rows)."""
         view = self.views[number][:length]
-        return view[rows] if isinstance(rows, slice) else view.index_select(0, rows.to(view.device))
+        if isinstance(rows, slice):
+            return view[rows]
+        return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
 
     def valid_views(self, length: int) -> list[Tensor]:
         """The leaves of the first ``length`` rows, not copied. O(leaves)."""
@@ -241,8 +253,7 @@ class LeafTable:
         """
         shapes = self.forms.shape(index.shape)
         if self._plan is None or not index.is_cpu:
-            items = unravel(checked(index, valid), self.dims, self.device)
-            return [view[items] for view in self.views]
+            return self._indexed(unravel(checked(index, valid), self.dims, self.device))
         if not index.is_contiguous():
             index = index.contiguous()
         out = shapes.empty()
@@ -263,11 +274,21 @@ class LeafTable:
         shapes = self.forms.shape(lead)
         if self._plan is None:
             index = torch.arange(start, start + count, device=self.device).view(lead)
-            items = unravel(index, self.dims, self.device)
-            return [view[items] for view in self.views]
+            return self._indexed(unravel(index, self.dims, self.device))
         out = shapes.empty()
-        _native.gather_run(self._address, self.items, start, count, self._addresses(out), self.threads(count))
+        status = _native.gather_run(
+            self._address, self.items, start, count, self._addresses(out), self.threads(count)
+        )
+        if status >= 0:
+            raise self._no_run(start, count)
         return out
+
+    def _indexed(self, items: tuple[Tensor, ...]) -> list[Tensor]:
+        found = [view[items] for view in self._movable]
+        return [
+            leaf if leaf.dtype is view.dtype else leaf.view(view.dtype)
+            for leaf, view in zip(found, self.views, strict=True)
+        ]
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -287,9 +308,7 @@ class LeafTable:
             IndexError: an index is out of range; nothing has been written.
         """
         if self._plan is None:
-            items = unravel(checked(index, valid), self.dims, self.device)
-            for view, leaf in zip(self.views, leaves, strict=True):
-                view[items] = leaf
+            self._set_indexed(unravel(checked(index, valid), self.dims, self.device), leaves)
             return
         index = index.contiguous()
         count = index.numel()
@@ -310,25 +329,35 @@ class LeafTable:
         """
         if self._plan is None:
             index = torch.arange(start, start + count).remainder_(self.items).view(leaves_lead(leaves, self))
-            items = unravel(index, self.dims, self.device)
-            for view, leaf in zip(self.views, leaves, strict=True):
-                view[items] = leaf
+            self._set_indexed(unravel(index, self.dims, self.device), leaves)
             return
         threads = self.threads(count)
         addresses = self._addresses(leaves)
-        if _native.scatter_run(self._address, self.items, start, count, addresses, threads) == _OVERLAP:
+        status = _native.scatter_run(self._address, self.items, start, count, addresses, threads)
+        if status == _OVERLAP:
             leaves = [leaf.clone() for leaf in leaves]
             addresses = self._addresses(leaves)
-            _native.scatter_run(self._address, self.items, start, count, addresses, threads)
+            status = _native.scatter_run(self._address, self.items, start, count, addresses, threads)
+        if status >= 0:
+            raise self._no_run(start, count)
+
+    def _no_run(self, start: int, count: int) -> IndexError:
+        return IndexError(
+            f"There are no {count} items from {start} on: the storage has room for {self.items}."
+        )
+
+    def _set_indexed(self, items: tuple[Tensor, ...], leaves: list[Tensor]) -> None:
+        for view, leaf in zip(self._movable, leaves, strict=True):
+            view[items] = leaf if leaf.dtype is view.dtype else leaf.view(view.dtype)
 
     def clear(self) -> None:
         """Nothing to forget: the log says what is there."""
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def dump(self, count: int, lead: tuple[int, ...]) -> dict[str, Any]:
-        """The first ``count`` items as copies, ``[*lead, *shape]``. O(count * bytes)."""
-        return {"data": self.gather_run(0, count, lead)}
+    def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
+        """The first ``count`` items, ``[*lead, *shape]``. O(count * bytes), or O(leaves) without copies."""
+        return {"data": self.gather_run(0, count, lead) if copy else self.valid_views(lead[0])}
 
     def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""
@@ -388,6 +417,15 @@ def buffer_sizes(layout: RowLayout, items: int) -> list[tuple[str, int]]:
     for number in layout.columns:
         sizes.append((f"column-{number}", items * layout.leaves[number].bytes))
     return sizes
+
+
+def movable(view: Tensor) -> Tensor:
+    """The same memory in a dtype that torch's indexing knows on every device.
+
+    It lacks some (uint32, float8): it would fail at such a leaf, with the leaves before it written.
+    """
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(view.dtype.itemsize)
+    return view.view(kind) if view.dtype in _UNKNOWN and kind is not None else view
 
 
 def _aligned(size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.errors import DataFormatError
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
-from replaybank.storages.base import Batch, Storage, check_log, resize_log
-from replaybank.storages.capacity import check_memory
+from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
+from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.encoded import EncodedTable, check_encoded
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.next_table import NextTable, links_of
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import LeafTable, Table
+from replaybank.storages.table import LeafTable, Table, checked
 
 
 class TensorStorage(Storage):
@@ -54,7 +56,7 @@ class TensorStorage(Storage):
         ndim: int = 1,
         compilable: bool = False,
     ) -> None:
-        _check_ndim(ndim)
+        ndim = whole_number(ndim, "ndim")
         if storage is None:
             raise ValueError(
                 "TensorStorage needs data; LazyTensorStorage(max_size) makes it at the first write."
@@ -63,7 +65,7 @@ class TensorStorage(Storage):
         dims = _common_lead(structure, leaves, ndim)
         if 0 in dims:
             raise ValueError(f"The data holds no items: its batch dimensions are {list(dims)}.")
-        if max_size is not None and max_size != torch.Size(dims).numel():
+        if max_size is not None and whole_number(max_size, "max_size") != torch.Size(dims).numel():
             raise ValueError(
                 f"max_size={max_size}, but the data holds {torch.Size(dims).numel()} items {list(dims)}. "
                 "Leave max_size out, or use LazyTensorStorage."
@@ -144,8 +146,20 @@ class TensorStorage(Storage):
         """Items one by one, each a time row."""
         if not data:
             return Batch(0, [])
-        rows = [self.prepare(item, single=True).content for item in data]
-        return Batch(len(data), [torch.stack(leaves) for leaves in zip(*rows, strict=True)])
+        before = self._before_change()
+        try:
+            rows = [self.prepare(item, single=True).content for item in data]
+            for number, row in enumerate(rows):
+                if len(row) != len(rows[-1]):
+                    raise ValueError(
+                        f"The items of a list must have the same keys: item {len(rows) - 1} has "
+                        f"{self.leaf_keys()}, item {number} has {self.leaf_keys()[: len(row)]} only. Nothing "
+                        "has been written."
+                    )
+            return Batch(len(data), [torch.stack(leaves) for leaves in zip(*rows, strict=True)])
+        except BaseException:
+            self._undo_change(before)
+            raise
 
     def _prepare_other(self, data: Any, single: bool) -> Batch:
         """Data of another structure: new keys become columns, anything else is an error."""
@@ -199,9 +213,12 @@ class TensorStorage(Storage):
                 f"Items are replaced whole: missing {missing}, unknown {extra}. Nothing has been written."
             ) from None
         if isinstance(items, Run):
+            self._replacing(items)
             table.scatter_run(items.start, items.size, leaves)
         else:
-            table.scatter(items.cpu(), leaves, len(self))
+            items = checked(items.cpu(), len(self))
+            self._replacing(items)
+            table.scatter(items, leaves, len(self))
 
     def empty(self) -> None:
         """Forget all items; capacity and structure stay."""
@@ -211,8 +228,13 @@ class TensorStorage(Storage):
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as tensors and plain values, all copies. O(N)."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """The state as tensors and plain values. O(N), or O(rows) without copies.
+
+        Args:
+            copy: False gives views of the valid items, to be saved at once: they are right only as long as
+                nobody writes.
+        """
         state: dict[str, Any] = {"initialized": self.initialized, "log": self.log.state_dict()}
         if self.initialized:
             table, structure = self._parts()
@@ -220,7 +242,7 @@ class TensorStorage(Storage):
             specs = table.layout.leaves
             state["leaves"] = RowLayout(specs, [None] * len(specs), 0).to_json()["leaves"]
             state["structure"] = structure.to_json()
-            state.update(table.dump(len(self), tuple(self.shape)))
+            state.update(table.dump(len(self), tuple(self.shape), copy=copy))
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -228,20 +250,42 @@ class TensorStorage(Storage):
 
         Raises:
             ValueError: items of another structure or another capacity; nothing has been changed.
+            DataFormatError: the state is damaged; nothing has been changed.
         """
-        if not state_dict["initialized"]:
+        if not entry(state_dict, "initialized", bool):
             self.empty()
             return
-        rows = state_dict["log"]["cut"].numel()
-        columns = tuple(state_dict["columns"])
+        leaves = entry(state_dict, "leaves", list)
+        data: list[Tensor | None] = entry(state_dict, "data", list)
+        columns = tuple(entry(state_dict, "columns", list))
+        _check_columns(columns, self.ndim)
         specs = RowLayout.from_json(
-            {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": state_dict["leaves"]}
+            {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": leaves}
         ).leaves
+        length = _check_data(data, specs, columns, state_dict)
+        rows = check_log(entry(state_dict, "log", dict), length)
+        before = self._before_change()
+        try:
+            if self._table is None:
+                structure = Structure.from_json(state_dict.get("structure"), [spec.key for spec in specs])
+                self._check_rows(rows, columns)
+                self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
+            self._take_over(state_dict, rows, columns, specs, length)
+        except BaseException as error:
+            self._give_up(self._log, error)
+            self._undo_change(before)
+            raise
+
+    def _take_over(
+        self,
+        state_dict: Mapping[str, Any],
+        rows: int,
+        columns: tuple[int, ...],
+        specs: Sequence[LeafSpec],
+        length: int,
+    ) -> None:
+        """The rest of loading, once it is known what items look like."""
         data: list[Tensor | None] = state_dict["data"]
-        if self._table is None:
-            structure = Structure.from_json(state_dict["structure"], [spec.key for spec in specs])
-            self._check_rows(rows, columns)
-            self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
         table, structure = self._parts()
         if columns != self.columns or rows != self.rows:
             raise ValueError(
@@ -253,14 +297,37 @@ class TensorStorage(Storage):
             raise ValueError(
                 f"The state has the keys {sorted(numbers)}, the storage {sorted(structure.keys)}."
             )
-        kept = [leaf for leaf in data if leaf is not None]
-        length = len(kept[0]) if kept else int(state_dict["length"])  # images lie end to end
-        check_log(state_dict["log"], length)
         mine = {numbers[key]: number for number, key in enumerate(structure.keys)}
-        table.load(
-            [data[numbers[key]] for key in structure.keys], renumbered(state_dict, mine), (length, *columns)
-        )
-        self.log.load_state_dict(state_dict["log"])
+        log = self.log
+        log.begin(0, rows)
+        try:
+            given = [data[numbers[key]] for key in structure.keys]
+            table.load(given, renumbered(state_dict, mine), (length, *columns))
+        except (ValueError, TypeError):  # refused before anything was written
+            log.commit()
+            raise
+        except (LookupError, AttributeError) as error:
+            log.commit()
+            raise DataFormatError(
+                f"The state is damaged: {type(error).__name__}: {error!s:.200}. Nothing has been changed."
+            ) from error
+        log.load_state_dict(state_dict["log"])
+        log.commit()
+
+    def _before_change(self) -> Any:
+        """What :meth:`_undo_change` goes back to, should a change of what items look like fail."""
+        return self._table, self._structure, self.columns, self.device, self.log.rows
+
+    def _undo_change(self, before: Any) -> None:
+        table = self._table
+        self._table, self._structure, self.columns, self.device, rows = before
+        if rows != self.log.rows:
+            resize_log(self.log, rows)
+        if table is not None and self._table is None:
+            self._drop(table)
+
+    def _drop(self, table: Table) -> None:
+        """Give up a table that was just allocated."""
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
         """Raise ValueError if a storage not yet initialised cannot have these rows."""
@@ -319,12 +386,14 @@ class LazyTensorStorage(TensorStorage):
         next_observation: str | None = None,
         encoded: Mapping[Any, EncodedFrames] | None = None,
     ) -> None:
-        _check_ndim(ndim)
+        ndim, max_size = whole_number(ndim, "ndim"), whole_number(max_size, "max_size")
+        # A byte a row is what the log takes, wherever the items are; those are checked at the first write.
+        check_memory(
+            max_size if ndim == 1 else 1,
+            f"The log of a storage of {max_size} items",
+            advice="Ask for fewer items: every storage keeps its log in memory.",
+        )
         _check_next(next_observation)
-        if max_size < 1:
-            raise ValueError(f"A storage holds at least one item, got max_size={max_size}.")
-        # A byte a row is what the log takes; the items are known, and checked, at the first write.
-        check_memory(max_size if ndim == 1 else 1, f"The log of a storage of {max_size} items")
         where = None if device == "auto" else torch.device(device)
         Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where, compilable=compilable)
         self._wanted = max_size
@@ -344,7 +413,11 @@ class LazyTensorStorage(TensorStorage):
     @property
     def rows(self) -> int:
         """Capacity along time; before the first write, an upper bound for more dimensions than one."""
-        return self.log.rows if self.initialized or self.ndim == 1 else self._wanted
+        return self._log.rows if self.initialized or self.ndim == 1 else self._wanted
+
+    def rows_with(self, columns: tuple[int, ...]) -> int:
+        """The capacity along time that it has, or will have once it holds items in such columns."""
+        return self.rows if self.initialized else -(-self._wanted // max(math.prod(columns), 1))
 
     def _prepare_first(self, data: Any, single: bool) -> Batch:
         if type(data) is list and not single:
@@ -425,7 +498,7 @@ class LazyTensorStorage(TensorStorage):
         return table
 
     def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
-        mine = -(-self._wanted // max(torch.Size(columns).numel(), 1))
+        mine = self.rows_with(columns)
         if rows != mine:
             raise ValueError(
                 f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
@@ -446,6 +519,41 @@ CHECKED_COPY_BYTES = 1 << 26
 _STORABLE = frozenset(DTYPES.values())
 
 
+def _check_columns(columns: tuple[Any, ...], ndim: int) -> None:
+    if len(columns) != ndim - 1 or not all(type(size) is int and 0 < size < 1 << 48 for size in columns):
+        raise DataFormatError(
+            f"The state's columns are {columns!r:.80}, this storage has {ndim - 1} dimension(s) behind time. "
+            "Make it with that ndim, unless the state is damaged. Nothing has been changed."
+        )
+
+
+def _check_data(
+    data: list[Any], specs: Sequence[LeafSpec], columns: tuple[int, ...], state: Mapping[str, Any]
+) -> int:
+    """The number of rows in a state's data, the same in all of its leaves. O(leaves).
+
+    A leaf that is kept in another form is None; the table that takes it checks that.
+    """
+    lengths = {
+        len(leaf)
+        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
+        else -1
+        for leaf, spec in zip(data, specs, strict=False)
+        if leaf is not None
+    }
+    if data and not lengths:  # images alone, which lie end to end
+        length = entry(state, "length", int)
+        lengths = {-1 if isinstance(length, bool) else length}
+    if len(data) != len(specs) or len(lengths) != 1 or min(lengths) < 0:
+        found = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in data]
+        raise DataFormatError(
+            f"The state is damaged: its data is {found!s:.200}, and it speaks of {len(specs)} leaves of "
+            f"{[list(spec.shape) for spec in specs]!s:.200} an item in columns {columns}. Nothing has been "
+            "changed."
+        )
+    return lengths.pop()
+
+
 def _check_next(next_observation: str | None) -> None:
     if next_observation not in (None, "derive"):
         raise ValueError(f"next_observation={next_observation!r}: give 'derive', or None to store it.")
@@ -460,11 +568,6 @@ def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str
     if "frames" in state:
         out["frames"] = [{**entry, "leaf": numbers[entry["leaf"]]} for entry in state["frames"]]
     return out
-
-
-def _check_ndim(ndim: int) -> None:
-    if ndim < 1:
-        raise ValueError(f"A storage has at least one batch dimension, got ndim={ndim}.")
 
 
 def _specs(keys: Sequence[Key], leaves: Sequence[Tensor], batch_dims: int) -> list[LeafSpec]:
@@ -493,9 +596,9 @@ def _common_lead(structure: Structure, leaves: Sequence[Tensor], batch_dims: int
 
 
 def _is_empty(data: Any) -> bool:
-    """Whether it is a TensorDict of no items, which need not have keys."""
-    batch_size: Sequence[int] = getattr(data, "batch_size", ())
-    return len(batch_size) > 0 and batch_size[0] == 0
+    """Whether it is a TensorDict, tensor or array of no items, which need not have keys or columns."""
+    sizes: Sequence[int] = getattr(data, "batch_size", getattr(data, "shape", ()))
+    return len(sizes) > 0 and sizes[0] == 0
 
 
 def _count(leaf: Any, key: Key) -> int:

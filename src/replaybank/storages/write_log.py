@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from replaybank.errors import DataFormatError
 
 RING = 4096
 """Events kept. A follower that is more events behind reads everything: 96 KiB buy 4096 writes apart."""
@@ -16,10 +19,27 @@ RING = 4096
 _EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES, _BASE = range(7)
 # _BASE: the total from which on the events in the ring tell what was appended.
 _EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
+# A write that has begun and not finished: its number of slots (0: there is none), its first slot, and the
+# length and cursor before it.
+_PENDING, _PENDING_START, _PENDING_LENGTH, _PENDING_CURSOR = 7, 10, 11, 12
+_REPLACING = -1  # for _PENDING: slots anywhere, whose bytes in ``cut`` have the bit _MARKED
+_MARKED = 2
 _HEADER = 16
+_MOST = 1 << 62  # of a count that is loaded: what comes on top must fit as well
 # An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
 _FIELDS = 3
 _APPENDED, _TOUCHED = 1, 2
+
+_process = 0  # another in every forked child: a write that was under way when it was forked is not its own
+
+
+def _renew() -> None:
+    global _process
+    _process += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 class LogMark(NamedTuple):
@@ -65,6 +85,11 @@ class WriteLog:
 
     Not thread-safe: the buffer's lock guards it. Shared between processes after :meth:`share_memory_`.
 
+    A write has two phases: :meth:`begin` or :meth:`begin_replacing` notes what is about to change before a
+    byte of it does, :meth:`commit` that it is done. Whoever takes the lock and finds a write ``unfinished``,
+    because the writer was killed or interrupted, is told by :meth:`torn` which slots cannot be relied on,
+    makes them whole, and calls :meth:`settle`.
+
     Args:
         rows: capacity along time, at least 1.
 
@@ -80,6 +105,8 @@ class WriteLog:
         >>> log.cut.tolist()
         [False, True, False, False]
     """
+
+    _writing = -1  # the ``_process`` in which this object is writing
 
     def __init__(self, rows: int) -> None:
         if rows < 1:
@@ -114,7 +141,91 @@ class WriteLog:
     @property
     def length(self) -> int:
         """Number of valid rows: slots ``[0, length)``."""
-        return int(self._ints[_LENGTH])
+        ints = self._ints
+        length = ints[_LENGTH]
+        return int(min(length, ints[_PENDING_LENGTH]) if ints[_PENDING] else length)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a write has begun that nobody will finish, given that the caller holds the lock."""
+        return self._ints[_PENDING] != 0 and self._writing != _process
+
+    def begin(self, start: int, count: int) -> None:
+        """Note that ``count`` slots from ``start`` (modulo ``rows``) are about to be written. O(1)."""
+        self._writing = _process
+        ints = self._ints
+        ints[_PENDING_START] = start
+        ints[_PENDING_LENGTH] = ints[_LENGTH]
+        ints[_PENDING_CURSOR] = ints[_CURSOR]
+        ints[_PENDING] = count  # last: it makes the others count
+
+    def begin_replacing(self, rows: Tensor) -> None:
+        """Note that the content of valid slots is about to be replaced, in their places. O(k).
+
+        Args:
+            rows: int64 ``[k]``, each in ``[0, length)``.
+        """
+        self.begin(0, _REPLACING)
+        self._cuts.view(np.uint8)[rows.numpy()] |= _MARKED
+
+    def commit(self) -> None:
+        """Note that the write is done and :meth:`append` or :meth:`touch` has noted it. O(1), or O(rows)."""
+        ints = self._ints
+        if ints[_PENDING] < 0:
+            self._cuts.view(np.uint8)[:] &= 1
+        ints[_PENDING] = 0
+        self._writing = -1
+
+    def resume(self) -> None:
+        """Note that this object is writing: what is unfinished is its own. O(1)."""
+        self._writing = _process
+
+    def stop(self) -> None:
+        """Note that this object does not go on writing. O(1)."""
+        self._writing = -1
+
+    def torn(self) -> tuple[list[int], int]:
+        """What an unfinished write may have left half written. O(rows).
+
+        Returns:
+            The slots that were valid before it; and a valid slot that it did not touch, -1 if there is none.
+        """
+        ints, rows = self._ints, self.rows
+        start, count, length = ints[_PENDING_START], ints[_PENDING], ints[_PENDING_LENGTH]
+        if count < 0:
+            torn = np.flatnonzero(self._cuts.view(np.uint8) & _MARKED)
+        else:
+            torn = (start + np.arange(count)) % rows
+        torn = torn[torn < length]
+        whole = np.ones(length, dtype=np.bool_)
+        whole[torn] = False
+        if not whole.any():
+            return torn.tolist(), -1
+        before = (start - 1) % rows
+        return torn.tolist(), before if before < length and whole[before] else int(whole.argmax())
+
+    def settle(self, torn: list[int]) -> None:
+        """Note that an unfinished write has been made good: a new epoch. O(rows).
+
+        Slots that were not valid before it are not; nothing joins across the others, nor across the gap.
+
+        Args:
+            torn: from :meth:`torn`; their content is whole again, and continues nothing.
+        """
+        ints, cuts = self._ints, self._cuts
+        cuts.view(np.uint8)[:] &= 1
+        slots = np.array(torn, dtype=np.int64)
+        cuts[slots] = True
+        cuts[(slots + 1) % self.rows] = True
+        length, cursor = ints[_PENDING_LENGTH], ints[_PENDING_CURSOR]
+        if length < self.rows:
+            cuts[0] = True
+        cuts[cursor] = True
+        ints[_LENGTH], ints[_CURSOR], ints[_CONTINUES] = length, cursor, 0
+        ints[_EPOCH] += 1
+        ints[_BASE] = ints[_TOTAL]
+        self._begin_epoch()
+        ints[_PENDING] = 0  # last: who is interrupted before has the same to do again
 
     def is_cut(self, row: int) -> bool:
         """Whether a row does not continue the one before it: ``bool(cut[row])``, without torch's overhead."""
@@ -331,18 +442,19 @@ class WriteLog:
         """Take over a state and start a new epoch. O(rows).
 
         Raises:
-            ValueError: the state is of a log with another number of rows.
+            ValueError: the state is of a log with another number of rows; nothing has been changed.
+            DataFormatError: it is damaged; nothing has been changed.
         """
-        header, cut = state_dict["header"], state_dict["cut"]
-        if cut.numel() != self.rows:
-            raise ValueError(f"The state is of a log of {cut.numel()} rows, this one has {self.rows}.")
-        epoch, events = self._ints[_EPOCH], self._ints[_EVENTS]
-        self.state[:_HEADER] = header
+        values, cut = checked_state(state_dict)
+        if len(cut) != self.rows:
+            raise ValueError(f"The state is of a log of {len(cut)} rows, this one has {self.rows}.")
         self.cut.copy_(cut)
-        self._ints[_EPOCH] = max(epoch, int(header[_EPOCH])) + 1
+        ints = self._ints
         # The ring is this log's own: the events in it stay numbered as they were.
-        self._ints[_EVENTS] = events
-        self._ints[_BASE] = self._ints[_TOTAL]
+        for place in (_TOTAL, _CURSOR, _LENGTH, _CONTINUES):
+            ints[place] = values[place]
+        ints[_EPOCH] = max(ints[_EPOCH], values[_EPOCH]) + 1
+        ints[_BASE] = ints[_TOTAL]
         self._begin_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -357,3 +469,47 @@ class WriteLog:
 
     def __repr__(self) -> str:
         return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"
+
+
+def checked_state(state: object) -> tuple[list[int], Tensor]:
+    """The header and the cuts of a log's state. Trusts nothing: native kernels believe them later. O(rows).
+
+    Raises:
+        DataFormatError: it is no such state, or its numbers contradict each other.
+    """
+    parts = [state.get(name) for name in ("header", "cut")] if isinstance(state, Mapping) else [None, None]
+    header, cut = parts
+    if not (
+        isinstance(header, Tensor)
+        and isinstance(cut, Tensor)
+        and (header.dtype, header.shape) == (torch.int64, (_HEADER,))
+        and (cut.dtype, cut.ndim) == (torch.bool, 1)
+        and len(cut) > 0
+        and header.layout is cut.layout is torch.strided
+    ):
+        found = [f"{part.dtype} {list(part.shape)}" if isinstance(part, Tensor) else part for part in parts]
+        raise DataFormatError(
+            f"The state's log is damaged: its header is int64 [{_HEADER}] and its cuts are bool [rows], got "
+            f"{found[0]!r:.80} and {found[1]!r:.80}. Nothing has been changed."
+        )
+    values, rows = header.tolist(), len(cut)
+    cut = cut.cpu().contiguous()
+    epoch, total, cursor, length, _, continues = values[: _CONTINUES + 1]
+    reason = None
+    if not 0 <= length <= rows:
+        reason = f"{length} of {rows} rows are said to be valid"
+    elif not 0 <= cursor < rows or cursor > length:
+        reason = f"the cursor is at row {cursor}, and {length} of {rows} rows are valid"
+    elif not length <= total < _MOST:
+        reason = f"{total} rows are said to have been written, and {length} are valid"
+    elif not 0 <= epoch < _MOST:
+        reason = f"its epoch is {epoch}"
+    elif continues not in (0, 1) or continues > length:
+        reason = f"the flag of the last write is {continues} with {length} rows"
+    elif bool((cut.view(torch.uint8) > 1).any()):
+        reason = "a cut is neither true nor false"
+    elif (length < rows and not cut[0]) or (continues and not cut[cursor]):
+        reason = "a row is said to continue one that is not there, or the oldest row to continue the newest"
+    if reason is not None:
+        raise DataFormatError(f"The state's log is damaged: {reason}. Nothing has been changed.")
+    return values, cut

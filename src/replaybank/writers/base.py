@@ -11,8 +11,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
+from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import is_tensorclass, with_entry
-from replaybank.storages.base import Storage
+from replaybank.storages.base import Storage, entry
 
 
 class Writer(Stateful):
@@ -58,12 +59,12 @@ class Writer(Stateful):
     @property
     def cursor(self) -> int:
         """Row along time that the next item goes to."""
-        return self.storage.log.cursor
+        return self.storage.log_as_is.cursor
 
     @property
     def write_count(self) -> int:
         """Rows along time ever written to the storage."""
-        return self.storage.log.total - self._counted_from
+        return self.storage.log_as_is.total - self._counted_from
 
     @abstractmethod
     def add(self, data: Any) -> Any:
@@ -94,8 +95,14 @@ class Writer(Stateful):
         """Take over a state, once the storage has taken over its own.
 
         What the storage's log has counted may be more than it had when the state was saved.
+
+        Raises:
+            DataFormatError: it is no such state; nothing has been changed.
         """
-        self._counted_from = self.storage.log.total - int(state_dict["write_count"])
+        count = entry(state_dict, "write_count", int)
+        if isinstance(count, bool) or not 0 <= count < 1 << 62:
+            raise DataFormatError(f"The writer's state is damaged: it has counted {count!r} rows.")
+        self._counted_from = self.storage.log.total - count
 
     def __repr__(self) -> str:
         if self._storage is None:
@@ -110,28 +117,30 @@ def places(storage: Storage, start: int, rows: int) -> Tensor:
         int64 ``[rows]``, or ``[rows * columns, ndim]``, time-major, for more dimensions.
     """
     if storage.ndim == 1:
-        return _time(storage, start, rows)
+        return _time(storage, start, rows, storage.rows)
+    if not rows:  # of a storage without items, of which the columns are not known
+        return torch.empty((0, storage.ndim), dtype=torch.int64, device=storage.device)
     grid = place_grid(storage, start, rows, storage.columns)
     return grid.reshape(-1, storage.ndim)
 
 
 def place_grid(storage: Storage, start: int, rows: int, columns: tuple[int, ...]) -> Tensor:
     """The same, shaped like the data: ``[rows]``, or ``[rows, *columns, ndim]`` for more dimensions."""
-    time = _time(storage, start, rows)
+    time = _time(storage, start, rows, storage.rows_with(columns))
     if storage.ndim == 1:
         return time
     axes = [time, *(torch.arange(size, device=time.device) for size in columns)]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
 
-def _time(storage: Storage, start: int, rows: int) -> Tensor:
+def _time(storage: Storage, start: int, rows: int, capacity: int) -> Tensor:
     device = storage.device
     time = (
         torch.arange(start, start + rows)
         if device is None
         else torch.arange(start, start + rows, device=device)
     )
-    return time if start + rows <= storage.rows else time.remainder_(storage.rows)
+    return time if start + rows <= capacity else time.remainder_(capacity)
 
 
 def indexed(data: TensorDictBase, index: Tensor, ndim: int = 1) -> TensorDictBase:

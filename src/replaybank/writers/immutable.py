@@ -32,4 +32,7 @@ class ImmutableDatasetWriter(Writer):
         raise RuntimeError(_REFUSAL)
 
 
-_REFUSAL = "This dataset is read-only. To write, make a buffer with a RoundRobinWriter on the same storage."
+_REFUSAL = (
+    "This dataset is read-only. To change or add items, copy those that you need into a buffer of your own, "
+    "as in ReplayBuffer(storage=LazyTensorStorage(max_size)).extend(dataset[:1000])."
+)

@@ -88,6 +88,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         _check(data)
         if not data.batch_size:
             raise ValueError("The TensorDict has no batch dimension; use `add` for one item.")
+        if not data.batch_size[0]:
+            return super().extend(data)
         columns = tuple(data.batch_size[1 : storage.ndim])
         return super().extend(
             indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage.ndim)

@@ -244,7 +244,7 @@ class DatasetStorage(Storage):
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
         """Which dataset this is; the data stays where it is."""
         return {"name": self.manifest.name, "split": self.manifest.split, "steps": self.rows}
 
