@@ -165,7 +165,10 @@ class ComposedBuffer(Stateful):
     def sampler(self) -> Sampler:
         """What says which items come."""
         self._ready()
-        return self._sampler
+        with (
+            self._lock.lock
+        ):  # while a batch is drawn ahead, its state is not that of the last batch handed out
+            return self._sampler
 
     @property
     def writer(self) -> Writer:

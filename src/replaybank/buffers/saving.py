@@ -191,9 +191,12 @@ def _hand_over(buffer: ComposedBuffer, state: Mapping[str, Any], load_storage: C
 
 @contextlib.contextmanager
 def _explained(part: str, saved: str | None, here: str | None) -> Iterator[None]:
+    another = bool(saved and here and saved != here)
     try:
         yield
-    except _UNFIT as error:
+    except (*_UNFIT, ValueError) as error:
+        if isinstance(error, ValueError) and not another:
+            raise  # it says what is wrong; that the kinds differ it cannot know
         kinds = f" It is of a {saved}; here is a {here}." if saved and here else ""
         raise ValueError(
             f"The saved state of the {part} does not fit or is damaged: {type(error).__name__}: {error}."
