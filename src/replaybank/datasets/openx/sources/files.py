@@ -1,13 +1,15 @@
-"""Files of a dataset, on this machine or behind a URL that fsspec knows."""
+"""Files of a dataset, on this machine, behind HTTP, or behind any other URL that fsspec knows."""
 
 from __future__ import annotations
 
 import os
-from typing import IO, Any
+from typing import IO, Any, cast
+
+from replaybank.datasets.openx.sources.http import http_exists, http_size, is_http, open_http
 
 
 def is_url(path: str) -> bool:
-    """Whether ``path`` is for fsspec.
+    """Whether ``path`` is no file of this machine.
 
     >>> is_url("gs://gresearch/robotics"), is_url("/data/robotics")
     (True, False)
@@ -37,23 +39,33 @@ def join(folder: str, name: str) -> str:
 
 
 def open_binary(path: str) -> IO[bytes]:
-    """Open for reading.
+    """Open for reading. What comes over HTTP is resumed where a connection breaks.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ImportError: a URL was given and fsspec is not installed.
+        ConnectionError: the server cannot be reached.
+        ImportError: a URL was given, and what reads such ones is not installed.
     """
     if not is_url(path):
         return open(path, "rb")
+    if is_http(path):
+        return cast("IO[bytes]", open_http(path))
     filesystem, inner = _filesystem(path)
     file: IO[bytes] = filesystem.open(inner, "rb")
     return file
+
+
+def is_folder(path: str) -> bool:
+    """Whether there is a folder of this name; True for any URL, where that may be unknown."""
+    return is_url(path) or os.path.isdir(path)
 
 
 def exists(path: str) -> bool:
     """Whether there is a file of this name."""
     if not is_url(path):
         return os.path.isfile(path)
+    if is_http(path):
+        return http_exists(path)
     filesystem, inner = _filesystem(path)
     return bool(filesystem.isfile(inner))
 
@@ -62,6 +74,8 @@ def list_names(folder: str) -> set[str] | None:
     """Names in a folder; None where they cannot be listed, as behind many web servers."""
     if not is_url(folder):
         return set(os.listdir(folder))
+    if is_http(folder):
+        return None
     filesystem, inner = _filesystem(folder)
     try:
         found = filesystem.ls(inner, detail=False)
@@ -75,6 +89,8 @@ def size_of(path: str) -> int | None:
     try:
         if not is_url(path):
             return os.path.getsize(path)
+        if is_http(path):
+            return http_size(path)
         filesystem, inner = _filesystem(path)
         size = filesystem.size(inner)
     except (OSError, NotImplementedError):
