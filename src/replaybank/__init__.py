@@ -7,13 +7,14 @@ if TYPE_CHECKING:
     from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
     from replaybank.errors import (
         CorruptRecordError,
         DataFormatError,
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -62,6 +63,7 @@ __all__ = [
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -96,6 +98,7 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -109,13 +112,14 @@ __all__ = [
 _HOMES = {
     "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
     "datasets.openx": ["OpenXExperienceReplay", "convert"],
-    "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
+    "datasets.openx.sources": ["HubTarSource", "RLDSSource", "RLDSWriter"],
     "errors": [
         "CorruptRecordError",
         "DataFormatError",
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [
