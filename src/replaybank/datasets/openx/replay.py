@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.datasets.openx.builder import discard
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.sources.rlds import is_rlds
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.samplers.base import Sampler
