@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
         DataFormatError,
@@ -102,13 +103,14 @@ __all__ = [
     "__version__",
     "convert",
     "split_trajectories",
+    "verify",
 ]
 
 # Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
 # the environment as `replaybank.__main__` sets it.
 _HOMES = {
     "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
-    "datasets.openx": ["OpenXExperienceReplay", "convert"],
+    "datasets.openx": ["OpenXExperienceReplay", "convert", "verify"],
     "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
     "errors": [
         "CorruptRecordError",
