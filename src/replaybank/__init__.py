@@ -4,7 +4,12 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
+    from replaybank.buffers import (
+        PrioritizedReplayBuffer,
+        ReplayBuffer,
+        TensorDictPrioritizedReplayBuffer,
+        TensorDictReplayBuffer,
+    )
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
@@ -73,6 +78,7 @@ __all__ = [
     "ListStorage",
     "MissingKeyError",
     "OpenXExperienceReplay",
+    "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RLDSSource",
@@ -93,6 +99,7 @@ __all__ = [
     "StorageEnsemble",
     "SumTree",
     "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
@@ -109,9 +116,21 @@ __all__ = [
 # Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
 # the environment as `replaybank.__main__` sets it.
 _HOMES = {
-    "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
-    "datasets.openx": ["OpenXExperienceReplay", "convert", "verify"],
-    "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
+    "buffers": [
+        "PrioritizedReplayBuffer",
+        "ReplayBuffer",
+        "TensorDictPrioritizedReplayBuffer",
+        "TensorDictReplayBuffer",
+    ],
+    "datasets.openx": [
+        "OpenXExperienceReplay",
+        "convert",
+        "verify",
+    ],
+    "datasets.openx.sources": [
+        "RLDSSource",
+        "RLDSWriter",
+    ],
     "errors": [
         "CorruptRecordError",
         "DataFormatError",
