@@ -36,8 +36,8 @@ class RawEpisode:
     steps: Mapping[Key, list[Any]]
     length: int
     metadata: Mapping[Key, Any]
-    room: int
-    """Bytes that its numbers may take."""
+    size: int
+    """Bytes of its pickle."""
 
 
 class LooseImages:
@@ -127,7 +127,7 @@ def raw_episode(content: Any, size: int) -> RawEpisode:
         if values > size:
             raise DataFormatError(_too_many(size))
     rest = {key: value for key, value in content.items() if key != "steps"}
-    return RawEpisode(columns, len(steps), dict(_flat(rest)), NUMBERS_ROOM + NUMBERS_ROOM_PER_BYTE * size)
+    return RawEpisode(columns, len(steps), dict(_flat(rest)), size)
 
 
 def _too_many(size: int) -> str:
@@ -250,7 +250,7 @@ def columns_of(
     steps: dict[Key, Column] = {}
     missing = []
     faults: Counter[str] = Counter()
-    room = raw.room
+    room = NUMBERS_ROOM + NUMBERS_ROOM_PER_BYTE * raw.size
     for key, spec in fields.items():
         values = [_plain(value) for value in raw.steps.get(key, ())]
         if spec.kind == "image":

@@ -168,7 +168,7 @@ class HubTarSource:
             if not steps:
                 raise DataFormatError(f"{place}: the episode has none of the dataset's fields")
             metadata = plain_metadata(raw.metadata)
-            yield Episode(steps, raw.length, where, metadata, missing, faults)
+            yield Episode(steps, raw.length, where, metadata, missing, raw.size, faults)
 
     def _raw(self, shard: Shard, start: int) -> Iterator[tuple[str, RawEpisode]]:
         """Where each episode is, and its values."""
