@@ -30,6 +30,7 @@ class Faults:
         lengths: whether it says how long a file is.
         tags: whether it gives ETags.
         delay: seconds before each piece of a body.
+        stuck: requests for paths that end so are answered 503, but for those of one byte.
     """
 
     drop: int = 0
@@ -42,6 +43,7 @@ class Faults:
     lengths: bool = True
     tags: bool = True
     delay: float = 0.0
+    stuck: str | None = None
 
 
 @dataclass
@@ -84,6 +86,9 @@ def serving(folder: Path) -> Iterator[WebServer]:
             faults = server.faults
             server.log.append((self.path, self.headers.get("Range", "")))
             path = folder / self.path.lstrip("/")
+            if faults.stuck and self.path.endswith(faults.stuck) and server.log[-1][1] != "bytes=0-0":
+                self.refuse(503)
+                return
             if server.take("busy"):
                 self.refuse(faults.busy_status, faults.retry_after)
                 return

@@ -238,7 +238,6 @@ def test_nothing_can_be_written_to_it(root: Path) -> None:
         ({"shuffle": False}, RuntimeError, "replacement=False"),
         ({"download": "again"}, ValueError, "'again'"),
         ({"streaming": None}, NotImplementedError, "streaming=False"),
-        ({"streaming": None, "download": True}, NotImplementedError, "source="),
         ({"split_trajs": True}, NotImplementedError, "split_trajectories"),
     ],
 )

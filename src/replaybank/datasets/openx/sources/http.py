@@ -21,6 +21,10 @@ PIECE: Final = 1 << 20
 _BEYOND: Final = 416
 
 
+class ChangedError(OSError):
+    """A file is another one than when reading it began."""
+
+
 def is_http(path: str) -> bool:
     """Whether a path is read by this module.
 
@@ -128,7 +132,9 @@ class HttpFile(io.RawIOBase):
             first, size = content_range(answer)
             tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             if self._known and (size != self.size or (tag and self.tag and tag != self.tag)):
-                raise OSError(f"{self.name} changed while it was read: it had {self.size} bytes, now {size}")
+                raise ChangedError(
+                    f"{self.name} changed while it was read: it had {self.size} bytes, now {size}"
+                )
             if first not in (0, self._at):
                 raise Broken(f"asked for byte {self._at}, the server sent byte {first}")
         except BaseException:
@@ -154,6 +160,12 @@ class HttpFile(io.RawIOBase):
             pieces.append(piece)
             wanted -= len(piece) if wanted > 0 else 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read1(self, size: int = PIECE, /) -> bytes:
+        """Some of the next bytes, up to ``size``; none at the end. What came before an error is not lost."""
+        if self.closed:
+            raise ValueError("read of a closed file")
+        return self._next(min(size, PIECE))
 
     def readinto(self, buffer: Any, /) -> int:
         """Read into a buffer; how many bytes."""
