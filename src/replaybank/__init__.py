@@ -11,8 +11,10 @@ if TYPE_CHECKING:
         TensorDictReplayBuffer,
     )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
@@ -69,6 +71,7 @@ __all__ = [
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
+    "EntryStats",
     "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
@@ -79,6 +82,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "Normalize",
     "OpenXExperienceReplay",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -126,6 +130,8 @@ _HOMES = {
         "TensorDictReplayBuffer",
     ],
     "datasets.openx": [
+        "EntryStats",
+        "Normalize",
         "OpenXExperienceReplay",
         "convert",
         "verify",

@@ -12,6 +12,7 @@ A folder holds
 ``episodes.bin``        int64 ``[episodes, 2]``: first step and length of each episode
 ``strings.jsonl``       the distinct texts, one JSON string a line; leaves of text hold line numbers
 ``metadata.jsonl``      one JSON object an episode: where it came from and its metadata
+``stats.json``          statistics of entries, once somebody asked for them
 ``checksums.bin``       uint32 ``[episodes, files]``: CRC-32C of what each episode has in each data file
 ======================  ====================================================================================
 
@@ -39,6 +40,7 @@ EPISODES = "episodes.bin"
 STRINGS = "strings.jsonl"
 METADATA = "metadata.jsonl"
 CHECKSUMS = "checksums.bin"
+STATS = "stats.json"
 
 FORMAT = "replaybank.dataset"
 VERSION = 2

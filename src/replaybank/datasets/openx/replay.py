@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
 from replaybank.datasets.openx.sources.open import locate
 from replaybank.datasets.openx.sources.origins import ORIGINS
+from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
 from replaybank.samplers.base import Sampler
+from replaybank.storages.layout import Key
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -209,6 +211,30 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             IndexError: there is no such episode.
         """
         return self.dataset.metadata(self._episode_number(number))
+
+    def stats(
+        self,
+        keys: Iterable[Key | str] | None = None,
+        *,
+        episodes: Sequence[int] | Tensor | None = None,
+        images: bool = False,
+    ) -> dict[Key, EntryStats]:
+        """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
+
+        Those over all episodes are computed once and stored with the dataset. O(steps log steps) for each
+        number of an entry.
+
+        Args:
+            keys: entries; by default all numbers but those that only count steps and mark ends.
+            episodes: numbers of the episodes that count, such as those to be trained on; all by default.
+            images: look at the frames of all cameras as well, by channel.
+
+        Raises:
+            KeyError: there is no such entry.
+            IndexError: there is no such episode.
+            ValueError: an entry is text, or no episode is selected.
+        """
+        return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
 
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
