@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from replaybank.buffers import (
         PrioritizedReplayBuffer,
         ReplayBuffer,
+        ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
     )
@@ -84,6 +85,7 @@ __all__ = [
     "RLDSWriter",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
@@ -117,6 +119,7 @@ _HOMES = {
     "buffers": [
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
     ],
