@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
+    from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer, TrajectoryRecorder
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
@@ -96,6 +96,7 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -107,7 +108,7 @@ __all__ = [
 # Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
 # the environment as `replaybank.__main__` sets it.
 _HOMES = {
-    "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
+    "buffers": ["ReplayBuffer", "TensorDictReplayBuffer", "TrajectoryRecorder"],
     "datasets.openx": ["OpenXExperienceReplay", "convert"],
     "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
     "errors": [
