@@ -44,6 +44,6 @@ def test_names_of_dimensions_behind_the_items_are_kept(make: Callable[[int], Sto
 def test_the_writer_of_places_keeps_names() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
     data = TensorDict({"a": torch.zeros(3, 5)}, [3, 5])
-    data.names = [None, "time"]  # type: ignore[list-item]
+    data.names = [None, "time"]
     buffer.extend(data)
     assert buffer.sample().names == buffer[:].names == [None, "time"]
