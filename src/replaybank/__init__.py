@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
+        TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.normalize import Normalize
@@ -110,6 +111,7 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -128,6 +130,7 @@ _HOMES = {
         "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
     ],
     "datasets.openx": [
         "EntryStats",
