@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.storages.batch_memory import BatchMemory, recyclable
 from replaybank.storages.layout import LeafSpec
 from replaybank.storages.structure import as_tensor, show
 
@@ -26,11 +27,18 @@ class Shapes:
     ``torch.empty`` of a shape, and gives a contiguous tensor.
     """
 
-    def __init__(self, lead: tuple[int, ...], leaves: Sequence[LeafSpec], device: torch.device) -> None:
+    def __init__(
+        self, lead: tuple[int, ...], leaves: Sequence[LeafSpec], device: torch.device, memory: BatchMemory
+    ) -> None:
         self.lead = torch.Size(lead)
         self.count = self.lead.numel()
         self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
-        self._large = [i for i, leaf in enumerate(leaves) if leaf.bytes * self.count >= FRESH_BYTES]
+        sizes = [leaf.bytes * self.count if device.type == "cpu" else 0 for leaf in leaves]
+        self._large = [number for number, size in enumerate(sizes) if size >= FRESH_BYTES]
+        self._memory = memory
+        self._recycled = [
+            number for number, leaf in enumerate(leaves) if recyclable(leaf.dtype, sizes[number])
+        ]
         self.blanks = [
             # One element and sizes of 1 alone: expanding would give strides of 0, and empty_like keeps those.
             torch.empty(shape if shape.numel() == 1 else (), dtype=leaf.dtype, device=device).expand(shape)
@@ -42,6 +50,20 @@ class Shapes:
         out = [torch.empty_like(blank) for blank in self.blanks]
         for number in self._large:
             ask_large_pages(out[number])
+        return out
+
+    def batch(self) -> list[Tensor]:
+        """The same for a batch that will be dropped and made again: see :class:`BatchMemory`."""
+        recycled = self._recycled
+        if not recycled:
+            return self.empty()
+        out: list[Tensor] = []
+        for number, blank in enumerate(self.blanks):
+            if number in recycled:
+                out.append(self._memory.empty(self.full[number], blank.dtype))
+            else:
+                out.append(torch.empty_like(blank))
+                ask_large_pages(out[-1])
         return out
 
 
@@ -68,6 +90,7 @@ class BatchForms:
         self._native = native
         self._complex = any(leaf.dtype.is_complex for leaf in leaves)
         self._shapes: dict[tuple[int, ...], Shapes] = {}
+        self._memory = BatchMemory()
 
     def shape(self, lead: tuple[int, ...]) -> Shapes:
         """What a batch of shape ``lead`` looks like. O(1) for one that is remembered."""
@@ -75,7 +98,7 @@ class BatchForms:
         if shapes is None:
             if len(self._shapes) >= _REMEMBERED_SHAPES:
                 self._shapes.clear()
-            shapes = self._shapes[lead] = Shapes(lead, self._leaves, self.device)
+            shapes = self._shapes[lead] = Shapes(lead, self._leaves, self.device, self._memory)
         return shapes
 
     def fit(self, values: list[Any], lead: tuple[int, ...]) -> list[Tensor]:

@@ -256,7 +256,7 @@ class LeafTable:
             return self._indexed(unravel(checked(index, valid), self.dims, self.device))
         if not index.is_contiguous():
             index = index.contiguous()
-        out = shapes.empty()
+        out = shapes.batch()
         bad = _native.gather(
             self._address,
             valid,

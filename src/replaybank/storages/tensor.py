@@ -110,8 +110,7 @@ class TensorStorage(Storage):
 
     def _read_items(self, items: Tensor) -> Any:
         table, structure = self._parts()
-        leaves = table.gather(items, len(self))
-        return structure.build(leaves, items.shape, self.device)
+        return structure.build(table.gather(items, len(self)), items.shape, self.device)
 
     def _read_run(self, run: Run) -> Any:
         table, structure = self._parts()
