@@ -229,10 +229,20 @@ class LeafTable:
 
     def read(self, number: int, rows: Tensor | slice, length: int) -> Tensor:
         """One leaf of some of the first ``length`` rows: a view for slices, else a copy. O(rows)."""
-        view = self.views[number][:length]
+        view = self.views[number]
         if isinstance(rows, slice):
-            return view[rows]
+            start, stop, step = rows.indices(length)
+            return view[start:stop:step]
+        view = view[:length]
         return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
+
+    def bools_of(self, number: int) -> tuple[int, int] | None:
+        """Address of item 0 of a leaf of one bool, and bytes from item to item; None for other leaves."""
+        leaf = self.layout.leaves[number]
+        if self._plan is None or leaf.dtype is not torch.bool or leaf.shape not in ((), (1,)):
+            return None
+        view = self.views[number]
+        return view.data_ptr(), view.stride(0) if self.items > 1 else 1
 
     def valid_views(self, length: int) -> list[Tensor]:
         """The leaves of the first ``length`` rows, not copied. O(leaves)."""

@@ -91,10 +91,21 @@ class TensorStorage(Storage):
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One leaf of some rows: a view for slices, else a copy. O(rows)."""
-        keys = self.leaf_keys()
+        keys = [] if self._structure is None else self._structure.keys
         if self._table is None or key not in keys:
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         return self._table.read(keys.index(key), rows, self.log.length)
+
+    def bools_of(self, key: Key) -> tuple[int, int] | None:
+        """Where a leaf of one bool an item lies: address of item 0, bytes from one to the next.
+
+        None if there is no such leaf, or no kernel can read it there. Right until the storage is written to.
+        """
+        keys = [] if self._structure is None else self._structure.keys
+        table = self._table
+        if not isinstance(table, LeafTable) or key not in keys or table.items < self.rows:
+            return None
+        return table.bools_of(keys.index(key))
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
