@@ -328,6 +328,10 @@ void bind_trajectory_index(nb::module_& m) {
                                    Address flags) {
         tr::changes(at<tr::u8>(values), count, columns, bytes, at<tr::u8>(after), at<tr::u8>(flags));
     }, nogil);
+    m.def("trajectory_changes_in_place", [](Address values, i64 step, i64 bytes, i64 rows, i64 start, i64 count,
+                                            bool goes_on, Address flags) {
+        tr::changes_in_place(at<tr::u8>(values), step, bytes, rows, start, count, goes_on, at<tr::u8>(flags));
+    }, nogil);
     m.def("copy_bytes", [](Address from, i64 count, Address to) {
         std::memcpy(at<void>(to), at<void>(from), static_cast<std::size_t>(count));
     });

@@ -304,6 +304,34 @@ inline void changes(const u8* values, i64 count, i64 columns, i64 bytes, const u
         flags[n + k] = after && std::memcmp(values + (n + k) * bytes, after + k * bytes, size) != 0;
 }
 
+// The same for the identities of one column where they are stored: that of row r is at values + r * step. Flags of the
+// row before `start` and of rows start .. start + count - 1 (modulo rows), count + 1 in all; the last row's is 0
+// unless `goes_on` says that the row behind it continues it.
+inline void changes_in_place(const u8* values, i64 step, i64 bytes, i64 rows, i64 start, i64 count, bool goes_on,
+                             u8* flags) {
+    const auto size = static_cast<std::size_t>(bytes);
+    const u8* here = values + (start > 0 ? start - 1 : rows - 1) * step;
+    for (i64 k = 0; k <= count; ++k) {
+        const i64 row = start + k < rows ? start + k : start + k - rows;
+        const u8* next = values + row * step;
+        if (bytes == 4) {
+            u32 a, b;
+            std::memcpy(&a, here, 4);
+            std::memcpy(&b, next, 4);
+            flags[k] = a != b;
+        } else if (bytes == 8) {
+            u64 a, b;
+            std::memcpy(&a, here, 8);
+            std::memcpy(&b, next, 8);
+            flags[k] = a != b;
+        } else {
+            flags[k] = std::memcmp(here, next, size) != 0;
+        }
+        here = next;
+    }
+    if (!goes_on) flags[count] = 0;
+}
+
 // `count` values of `bytes` bytes each, `stride` bytes apart, copied side by side. O(count * bytes).
 inline void copy_spread(const u8* from, i64 stride, i64 bytes, i64 count, u8* to) {
     if (bytes == 1) {

@@ -246,16 +246,22 @@ def test_a_mask_too_small_for_the_valid_rows_is_refused() -> None:
         index.starts(torch.zeros(3, dtype=torch.bool), 1, first_steps=True, start=0, count=4)
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_flags_read_in_their_rows_give_the_index_of_flags_that_were_copied(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8])
+def test_values_used_where_they_are_stored_give_the_index_of_values_that_were_copied(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    if dtype is torch.bool and shape == (3,):
+        pytest.skip("an end is one bool a step")
+    kind = DoneSignal if dtype is torch.bool else ChangeSignal
     generator = torch.Generator().manual_seed(3)
     storage = LazyTensorStorage(37)
-    in_place, copied = TrajectoryIndex(DoneSignal(("done",))), TrajectoryIndex(DoneSignal(("done",)))
-    copied.signal.in_place = lambda _: None  # type: ignore[method-assign, union-attr]
+    in_place, copied = TrajectoryIndex(kind(("done",))), TrajectoryIndex(kind(("done",)))
+    copied.signal.usable = lambda _: False  # type: ignore[method-assign, union-attr]
     cursor = 0
     for _ in range(200):
         count = int(torch.randint(1, 38, (), generator=generator))
-        done = torch.rand(count, *shape, generator=generator) < 0.2
+        done = (torch.rand(count, *shape, generator=generator) < 0.2).to(dtype)
         storage.set(torch.arange(cursor, cursor + count) % 37, {"done": done, "other": torch.zeros(count, 3)})
         cursor = (cursor + count) % 37
         if count % 3 == 0:

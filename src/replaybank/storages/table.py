@@ -12,7 +12,7 @@ from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import decoded_again
-from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafSpec, RowLayout
+from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
 
 THREADED_BYTES = 1 << 20
@@ -236,13 +236,13 @@ class LeafTable:
         view = view[:length]
         return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
 
-    def bools_of(self, number: int) -> tuple[int, int] | None:
-        """Address of item 0 of a leaf of one bool, and bytes from item to item; None for other leaves."""
-        leaf = self.layout.leaves[number]
-        if self._plan is None or leaf.dtype is not torch.bool or leaf.shape not in ((), (1,)):
+    def place_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf lies; None where kernels cannot read it, or the items have several dimensions."""
+        if self._plan is None or len(self.dims) > 1:
             return None
-        view = self.views[number]
-        return view.data_ptr(), view.stride(0) if self.items > 1 else 1
+        leaf, view = self.layout.leaves[number], self.views[number]
+        step = view.stride(0) * view.element_size() if self.items > 1 else leaf.bytes
+        return LeafPlace(view.data_ptr(), step, leaf.bytes, leaf.dtype, leaf.shape)
 
     def valid_views(self, length: int) -> list[Tensor]:
         """The leaves of the first ``length`` rows, not copied. O(leaves)."""

@@ -17,7 +17,7 @@ from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.encoded import EncodedTable, check_encoded
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
-from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
+from replaybank.storages.layout import DTYPES, Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.next_table import NextTable, links_of
 from replaybank.storages.structure import Differs, Structure, show
 from replaybank.storages.table import LeafTable, Table, checked
@@ -96,16 +96,13 @@ class TensorStorage(Storage):
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         return self._table.read(keys.index(key), rows, self.log.length)
 
-    def bools_of(self, key: Key) -> tuple[int, int] | None:
-        """Where a leaf of one bool an item lies: address of item 0, bytes from one to the next.
-
-        None if there is no such leaf, or no kernel can read it there. Right until the storage is written to.
-        """
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where a leaf lies, for kernels that read it there; None if none can. Right until the next write."""
         keys = [] if self._structure is None else self._structure.keys
         table = self._table
         if not isinstance(table, LeafTable) or key not in keys or table.items < self.rows:
             return None
-        return table.bools_of(keys.index(key))
+        return table.place_of(keys.index(key))
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""

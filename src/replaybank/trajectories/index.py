@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.storages.layout import LeafPlace
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.signals import EndSignal, StepSource
 
@@ -75,6 +76,7 @@ class TrajectoryIndex:
         self._known_row = -1
         self._known = torch.empty(0)
         self._known_bytes = 0
+        self._flags = torch.empty(0, dtype=torch.bool)
         self._randoms = torch.empty(0, dtype=torch.int64)
         self._runs_like = torch.empty(3, 0, dtype=torch.int64)
         self._steps_like = (torch.empty(0, dtype=torch.int64), torch.empty(0, 1, dtype=torch.bool))
@@ -165,7 +167,7 @@ class TrajectoryIndex:
             raise _damaged(log, f"rows {start} to {start + count - 1} were written")
         in_place = signal.in_place(storage) if columns == 1 else None
         if in_place is not None:
-            self._take_in_place(*in_place, log, start, count, appended=appended)
+            self._take_in_place(signal, in_place, log, start, count, appended=appended)
             return
         values = signal.read(storage, start, count)
         self.signals_read += count * columns
@@ -192,12 +194,28 @@ class TrajectoryIndex:
             self._remember((start + known) % rows, values, known)
 
     def _take_in_place(
-        self, address: int, step: int, log: WriteLog, start: int, count: int, *, appended: bool
+        self, signal: EndSignal, place: LeafPlace, log: WriteLog, start: int, count: int, *, appended: bool
     ) -> None:
-        """The same where the flags of all rows can be read where they are stored."""
+        """The same where the values of all rows can be used where they are stored."""
         rows = self._rows
+        address, step = place.address, place.step
         self.signals_read += count
         self._known_row = -1  # nobody will ask for it
+        if signal.depends_on_next:
+            if self._flags.numel() <= count:
+                self._flags = torch.empty(count + 1, dtype=torch.bool)
+            flags, behind = self._flags.data_ptr(), (start + count) % rows
+            there = count == rows or self.length == rows or start + count != self.length
+            _native.trajectory_changes_in_place(
+                address, step, place.bytes, rows, start, count, there and not log.is_cut(behind), flags
+            )
+            joins = (start > 0 or self.length == rows) and not log.is_cut(start)
+            before = flags if joins else 0
+            if not _native.trajectory_apply(
+                *self._view, rows, start, count, flags + 1, before, log.cut.data_ptr(), 1
+            ):
+                raise self._beyond(start, count)
+            return
         straight = min(count, rows - start)
         for first, size, joins in ((start, straight, appended), (0, count - straight, True)):
             if not size:

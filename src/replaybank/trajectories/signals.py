@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.storages.layout import LeafPlace
 from replaybank.storages.write_log import WriteLog
 
 Key = tuple[str, ...]
@@ -89,12 +90,18 @@ class EndSignal(ABC):
             )
         return value
 
-    def in_place(self, storage: StepSource) -> tuple[int, int] | None:
-        """Where the flags of a storage without further dimensions lie: address of row 0, bytes between rows.
+    def in_place(self, storage: StepSource) -> LeafPlace | None:
+        """Where the values of a storage without further dimensions lie, if kernels can use them there.
 
         None where they have to be read, because they are elsewhere or of another form.
         """
-        return None
+        find = getattr(storage, "place_of", None)
+        place: LeafPlace | None = None if find is None else find(self.key)
+        return place if place is not None and self.usable(place) else None
+
+    @abstractmethod
+    def usable(self, place: LeafPlace) -> bool:
+        """Whether the bytes of these values are what is looked for."""
 
     @abstractmethod
     def checked(self, value: Tensor, ndim: int) -> Tensor:
@@ -126,10 +133,9 @@ class DoneSignal(EndSignal):
 
     depends_on_next = False
 
-    def in_place(self, storage: StepSource) -> tuple[int, int] | None:
+    def usable(self, place: LeafPlace) -> bool:
         """A bool a row is the flag itself."""
-        find = getattr(storage, "bools_of", None)
-        return None if find is None else find(self.key)
+        return place.dtype is torch.bool and place.shape in ((), (1,))
 
     def checked(self, value: Tensor, ndim: int) -> Tensor:
         """``value`` as bool."""
@@ -158,6 +164,10 @@ class ChangeSignal(EndSignal):
 
     depends_on_next = True
 
+    def usable(self, place: LeafPlace) -> bool:
+        """Whole numbers are equal where their bytes are."""
+        return place.dtype in _WHOLE and place.bytes > 0
+
     def checked(self, value: Tensor, ndim: int) -> Tensor:
         """``value`` in a form that equal identities have the same bytes in. NaN equals NaN."""
         return comparable(value)
@@ -180,6 +190,9 @@ class ChangeSignal(EndSignal):
     def flags_before(self, before: Tensor, values: Tensor, n_columns: int) -> Tensor:
         """Where the bytes change."""
         return self.flags(before, n_columns, values)
+
+
+_WHOLE = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
 
 def side_by_side(values: Tensor) -> Tensor:
