@@ -189,7 +189,7 @@ class Ours(Replay):
         behind = {
             name.removeprefix("next_"): tensors[name] for name in ("next_obs", "rew", "done") if name in data
         }
-        flat = {name: tensors[name] for name in ("obs", "act") if name in data}
+        flat: dict[str, Any] = {name: tensors[name] for name in ("obs", "act") if name in data}
         flat["next"] = tensordict.TensorDict(behind, [count])
         return tensordict.TensorDict(flat, [count])
 

@@ -33,6 +33,7 @@ class Shapes:
         self.lead = torch.Size(lead)
         self.count = self.lead.numel()
         self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
+        self.wanted = [(leaf.dtype, shape) for leaf, shape in zip(leaves, self.full, strict=True)]
         sizes = [leaf.bytes * self.count if device.type == "cpu" else 0 for leaf in leaves]
         self._large = [number for number, size in enumerate(sizes) if size >= FRESH_BYTES]
         self._memory = memory
@@ -112,22 +113,20 @@ class BatchForms:
             ValueError: a shape is wrong; key, shapes and dtypes are named.
             TypeError: a dtype is of another kind.
         """
-        full = self.shape(lead).full
         out: list[Tensor] = values
-        for number, (value, leaf, shape) in enumerate(zip(values, self._leaves, full, strict=True)):
-            if (
-                not (
-                    type(value) is Tensor
-                    and value.dtype is leaf.dtype
-                    and value.shape == shape
-                    and value.is_cpu
-                    and value.is_contiguous()
-                    and not value.is_neg()
-                )
-                or self._complex
-                or not self._native
+        plain = self._native and not self._complex
+        for number, (dtype, shape) in enumerate(self.shape(lead).wanted):
+            value = values[number]
+            if not (
+                plain
+                and type(value) is Tensor
+                and value.dtype is dtype
+                and value.shape == shape
+                and value.is_cpu
+                and value.is_contiguous()
+                and not value.is_neg()
             ):
-                out[number] = self._convert(value, leaf, shape)
+                out[number] = self._convert(value, self._leaves[number], shape)
         return out
 
     def _convert(self, value: Any, leaf: LeafSpec, shape: torch.Size) -> Tensor:
