@@ -127,6 +127,24 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
     return out
 
 
+def check_headers(frames: list[memoryview], spec: FieldSpec, where: str) -> None:
+    """Check what frames say of themselves, without decoding them. O(frames).
+
+    Args:
+        frames: JPEG or PNG each.
+        spec: their shape ``(H, W, C)`` and dtype.
+        where: named in messages, before the frame's number.
+
+    Raises:
+        DataFormatError: a frame is neither, or not of that shape and dtype.
+    """
+    height, width, channels = spec.shape
+    dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
+    for number, frame in enumerate(frames):
+        place = f"{where}: frame {number}"
+        _check(_header(frame, place), (height, width, channels), dtype, place)
+
+
 class _Header(NamedTuple):
     """What a frame says of itself before it is decoded."""
 
