@@ -118,7 +118,7 @@ class WriteLog:
     def is_at(self, epoch: int, total: int) -> bool:
         """Whether nothing was appended since the log was at this ``epoch`` and ``total``. O(1)."""
         ints = self._ints
-        return bool(ints[_TOTAL] == total and ints[_EPOCH] == epoch)
+        return bool(ints[TOTAL] == total and ints[EPOCH] == epoch)
 
     @property
     def unfinished(self) -> bool:
