@@ -264,12 +264,13 @@ class ReplayBuffer(ComposedBuffer):
             sampler, storage = self._sampler, self._storage
             index, info = draw_of(sampler)(storage, size)
             items = storage.get(index)
-            if is_tensor_collection(items):
-                for key, value in info.items():
-                    if type(value) is FromItems:
-                        info[key] = value.of(items.get(value.key))
-            else:
-                completed(storage, info, index)
+            if info:
+                if is_tensor_collection(items):
+                    for key, value in info.items():
+                        if type(value) is FromItems:
+                            info[key] = value.of(items.get(value.key))
+                else:
+                    completed(storage, info, index)
             data = self._assemble(items, info_in_sample, collate_fn)
             if self._index_device is not None:
                 index = _to_device(index, self._index_device)

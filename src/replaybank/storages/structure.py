@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_non_tensor
+from tensordict import TensorDict, is_non_tensor
 from torch import Tensor
 
 from replaybank.errors import DataFormatError
@@ -241,6 +241,8 @@ def entries_of(data: Any) -> Mapping[Any, Any] | None:
     """Entries by name of a dict, TensorDict or tensorclass; None if it is something else."""
     if isinstance(data, dict):
         return data
+    if type(data) is TensorDict:
+        return _tensordict.entries(data)
     if _tensordict.is_tensor_collection(data):
         return {k: v for k, v in _tensordict.entries(data).items() if v is not None}
     return data if isinstance(data, Mapping) else None

@@ -115,6 +115,11 @@ class WriteLog:
         length = ints[LENGTH]
         return int(min(length, ints[PENDING_LENGTH]) if ints[PENDING] else length)
 
+    def is_at(self, epoch: int, total: int) -> bool:
+        """Whether nothing was appended since the log was at this ``epoch`` and ``total``. O(1)."""
+        ints = self._ints
+        return bool(ints[TOTAL] == total and ints[EPOCH] == epoch)
+
     @property
     def unfinished(self) -> bool:
         """Whether a write has begun that nobody will finish, given that the caller holds the lock."""
