@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
     from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -73,6 +74,7 @@ __all__ = [
     "DataFormatError",
     "EncodedFrames",
     "EntryStats",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -112,6 +114,7 @@ __all__ = [
     "TensorStorage",
     "TrajectoryIndex",
     "TrajectoryRecorder",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -140,6 +143,7 @@ _HOMES = {
         "verify",
     ],
     "datasets.openx.sources": [
+        "HubTarSource",
         "RLDSSource",
         "RLDSWriter",
     ],
@@ -149,6 +153,7 @@ _HOMES = {
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [
