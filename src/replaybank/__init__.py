@@ -7,8 +7,10 @@ if TYPE_CHECKING:
     from replaybank.buffers import (
         PrioritizedReplayBuffer,
         ReplayBuffer,
+        ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
+        TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.normalize import Normalize
@@ -91,6 +93,7 @@ __all__ = [
     "RLDSWriter",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
@@ -110,6 +113,7 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
     "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
@@ -126,8 +130,10 @@ _HOMES = {
     "buffers": [
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
     ],
     "datasets.openx": [
         "EntryStats",
