@@ -83,16 +83,17 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(FileNotFoundError, match=r"neither a converted dataset .* nor one of RLDS"):
             summarise(path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such file or folder"):
         summarise(tmp_path / "nowhere")
 
 
 def test_an_unfinished_conversion_says_so_and_what_it_has(arm_folder: Path, tmp_path: Path) -> None:
     class Stops(RLDSSource):
         def episodes(self, shard: Shard, start: int = 0) -> Iterator[Episode]:
-            if shard.number:
-                raise ConnectionError("the network is gone")
-            return super().episodes(shard, start)
+            for number, episode in enumerate(super().episodes(shard, start)):
+                if shard.number and number:
+                    raise ConnectionError("the network is gone")
+                yield episode
 
     source = RLDSSource(arm_folder)
     with pytest.raises(ConnectionError):
