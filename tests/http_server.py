@@ -29,6 +29,7 @@ class Faults:
         ranges: whether the server knows ranges.
         lengths: whether it says how long a file is.
         tags: whether it gives ETags.
+        coding: a ``Content-Encoding`` that is claimed.
         delay: seconds before each piece of a body.
         stuck: requests for paths that end so are answered 503, but for those of one byte.
     """
@@ -42,6 +43,7 @@ class Faults:
     ranges: bool = True
     lengths: bool = True
     tags: bool = True
+    coding: str | None = None
     delay: float = 0.0
     stuck: str | None = None
 
@@ -112,6 +114,8 @@ def serving(folder: Path) -> Iterator[WebServer]:
                 self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
             if faults.tags:
                 self.send_header("ETag", tag)
+            if faults.coding:
+                self.send_header("Content-Encoding", faults.coding)
             part = content[first : last + 1]
             if faults.lengths:
                 self.send_header("Content-Length", str(len(part)))

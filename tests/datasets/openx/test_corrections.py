@@ -93,6 +93,15 @@ def test_a_dataset_without_known_faults_is_left_alone(tmp_path: Path) -> None:
     assert corrected(source) is source
 
 
+def test_a_copy_in_another_form_is_not_corrected_twice(tmp_path: Path) -> None:
+    class Copy(RLDSSource):
+        form = "another"  # type: ignore[misc]
+
+    source = Copy(write(tmp_path / "rlds"))
+    assert corrected(source) is source
+    assert corrected(source, bgr=["image"]) is not source
+
+
 def test_dropping_the_last_step_keeps_what_it_says_of_the_end(tmp_path: Path) -> None:
     rlds = write(tmp_path / "rlds", name="arm", lengths=(3, 2, 1))
     manifest = convert(rlds, tmp_path / "out", last_step="drop")

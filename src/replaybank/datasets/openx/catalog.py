@@ -130,7 +130,7 @@ class AvailableDatasets:
 
 @cache
 def _read() -> tuple[Mapping[str, DatasetFacts], Mapping[str, Mapping[str, float]]]:
-    text = resources.files(__package__).joinpath("catalog.toml").read_text(encoding="utf-8")
+    text = resources.files("replaybank.datasets.openx").joinpath("catalog.toml").read_text(encoding="utf-8")
     raw = _toml().loads(text)
     return {name: _facts(name, entry) for name, entry in raw["datasets"].items()}, raw["mixtures"]
 

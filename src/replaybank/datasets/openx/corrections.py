@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from replaybank.datasets.openx.sources.base import (
 )
 
 IS_TERMINAL: Key = ("is_terminal",)
+AS_PUBLISHED: Final = ("RLDS", "tar shards")
+"""Forms that the catalog speaks of: who made a copy in another one may have put right what was wrong."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def corrected(
 ) -> EpisodeSource:
     """A source with its known faults put right; the same object where there are none.
 
+    The catalog speaks of the datasets as they were published, so of RLDS files and tar shards only.
+
     Args:
         source: the episodes as they are published.
         dataset_id: its name in the catalog; by default that of the source.
@@ -62,7 +66,8 @@ def corrected(
     Raises:
         ValueError: the source has no such camera, or ``last_step`` is something else.
     """
-    facts = datasets().get(source.name if dataset_id is None else dataset_id)
+    published = getattr(source, "form", None) in AS_PUBLISHED
+    facts = datasets().get(source.name if dataset_id is None else dataset_id) if published else None
     if bgr is None:
         names = () if facts is None else facts.bgr
         keys = [("observation", name) for name in names if _is_camera(source, name)]

@@ -169,6 +169,12 @@ def test_a_server_that_says_no_lengths_is_read_to_its_end(server: WebServer) -> 
             file.seek(0)
 
 
+def test_a_compressed_answer_is_not_taken_for_the_file(server: WebServer) -> None:
+    server.faults.coding = "gzip"
+    with pytest.raises(OSError, match=f"{server.url}/file: the server sends it as gzip"):
+        open_binary(f"{server.url}/file")
+
+
 def test_nobody_at_home_is_one_clear_error(pauses: list[float]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens

@@ -121,6 +121,9 @@ class Connection:
             raise PermissionError(f"{self.url}: the server does not give it (status {status})")
         if status not in (200, 206):
             raise OSError(f"{self.url}: the server answers {status} {answer.reason or ''}".rstrip())
+        coding = answer.headers.get("Content-Encoding", "identity")
+        if coding != "identity":  # its bytes would not be those of the file, nor their number
+            raise OSError(f"{self.url}: the server sends it as {coding}, though asked for it as it is")
 
     def trying(self, where: str = "") -> _Trying:
         """A context in which a failure that may pass is waited out: whoever uses it tries again after it.
@@ -195,8 +198,7 @@ def content_range(answer: requests.Response) -> tuple[int, int | None]:
     """
     if answer.status_code != 206:
         length = answer.headers.get("Content-Length", "")
-        coded = answer.headers.get("Content-Encoding", "identity") != "identity"
-        return 0, int(length) if length.isdecimal() and not coded else None
+        return 0, int(length) if length.isdecimal() else None
     match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if match is None:
         raise Broken("the server sent a part of the file without saying which")
