@@ -257,6 +257,5 @@ def _put_parts(data: Sequence[Any], index: TensorDict, info: Mapping[Any, Any]) 
         more = (1,) * (part.batch_dims - 1)
         if more:  # items that are trajectories have theirs at every step
             where = where.reshape(-1, *more).expand(part.batch_size)
-        part.pop(INDEX, None)
-        part.set(INDEX, where if part.device is None else where.to(part.device))
-        put_info(Batch(part, {key: values[k] for key, values in extras.items()}, False))
+        where = where if part.device is None else where.to(part.device)
+        put_info(Batch(part, {INDEX: where, **{key: values[k] for key, values in extras.items()}}, False))
