@@ -10,16 +10,21 @@ if TYPE_CHECKING:
         ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
+        TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.stats import EntryStats
+    from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
         DataFormatError,
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -68,6 +73,8 @@ __all__ = [
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
+    "EntryStats",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -77,6 +84,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "Normalize",
     "OpenXExperienceReplay",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -105,12 +113,15 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
     "__version__",
     "convert",
     "split_trajectories",
+    "verify",
 ]
 
 # Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
@@ -122,15 +133,27 @@ _HOMES = {
         "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
     ],
-    "datasets.openx": ["OpenXExperienceReplay", "convert"],
-    "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
+    "datasets.openx": [
+        "EntryStats",
+        "Normalize",
+        "OpenXExperienceReplay",
+        "convert",
+        "verify",
+    ],
+    "datasets.openx.sources": [
+        "HubTarSource",
+        "RLDSSource",
+        "RLDSWriter",
+    ],
     "errors": [
         "CorruptRecordError",
         "DataFormatError",
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [

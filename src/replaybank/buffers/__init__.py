@@ -2,6 +2,7 @@
 
 from replaybank.buffers.ensemble import ReplayBufferEnsemble
 from replaybank.buffers.prioritized import PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer
+from replaybank.buffers.recorder import TrajectoryRecorder
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 
@@ -11,4 +12,5 @@ __all__ = [
     "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
+    "TrajectoryRecorder",
 ]

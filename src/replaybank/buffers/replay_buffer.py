@@ -154,6 +154,25 @@ class ReplayBuffer(ComposedBuffer):
             self._sampler.extend(kept)
         return index, data
 
+    def end_trajectories(self) -> None:
+        """Have what is written next continue nothing that is stored: slices do not go across, in any column.
+
+        For trajectories that stop without an end of their own, because an environment was reset or another
+        run begins. O(1).
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+            >>> _ = buffer.extend({"done": torch.zeros(3, dtype=torch.bool)})
+            >>> buffer.end_trajectories()
+            >>> _ = buffer.extend({"done": torch.zeros(3, dtype=torch.bool)})
+            >>> buffer.storage.log.cut[:6].tolist()
+            [True, False, False, True, False, False]
+        """
+        with self._writing:
+            self._storage.log.interrupt()
+
     def _no_index(self) -> Tensor:
         ndim = self._storage.ndim
         return torch.empty((0, ndim) if ndim > 1 else 0, dtype=torch.int64)
@@ -246,12 +265,13 @@ class ReplayBuffer(ComposedBuffer):
             sampler, storage = self._sampler, self._storage
             index, info = draw_of(sampler)(storage, size)
             items = storage.get(index)
-            if is_tensor_collection(items):
-                for key, value in info.items():
-                    if type(value) is FromItems:
-                        info[key] = value.of(items.get(value.key))
-            else:
-                completed(storage, info, index)
+            if info:
+                if is_tensor_collection(items):
+                    for key, value in info.items():
+                        if type(value) is FromItems:
+                            info[key] = value.of(items.get(value.key))
+                else:
+                    completed(storage, info, index)
             data = self._assemble(items, info_in_sample, collate_fn)
             if self._index_device is not None:
                 index = _to_device(index, self._index_device)

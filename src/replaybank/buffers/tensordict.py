@@ -52,7 +52,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from replaybank.storages.tensor import LazyTensorStorage
+        >>> from replaybank.storages import LazyTensorStorage
         >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
         >>> _ = buffer.extend(TensorDict({"reward": torch.arange(3.0)}, batch_size=3))
         >>> sample = buffer.sample()
@@ -279,16 +279,24 @@ def put_info(batch: Batch) -> None:
         return
     shape, device = data.batch_size, data.device
     flat = len(shape) == 1 and (device is None or device.type == "cpu")
+    count = shape[0] if flat else -1
+    parent, among = (), entries_to_set(data)
     for key, value in batch.info.items():
         if type(value) is tuple:
-            value = torch.stack(value, -1)
+            value = value[0].unsqueeze(-1) if len(value) == 1 else torch.stack(value, -1)
         # Checks of what is seen to fit would take longer than the draw.
-        fits = flat and type(value) is Tensor and value.is_cpu and value.shape[:1] == shape
-        entries = _entries_above(data, key) if fits else None
-        if entries is None:
+        fits = flat and type(value) is Tensor and value.is_cpu and value.dim() > 0 and value.size(0) == count
+        if not fits:
             _put_checked(data, key, value)
+            continue
+        above, name = ((), key) if type(key) is str else (key[:-1], key[-1])
+        if above != parent:  # entries of one TensorDict come one after the other
+            parent, among = above, _entries_above(data, key)
+        if among is None:
+            _put_checked(data, key, value)
+            parent, among = (), entries_to_set(data)
         else:
-            entries[key if type(key) is str else key[-1]] = value
+            among[name] = value
 
 
 def _entries_above(data: Any, key: Any) -> dict[str, Any] | None:
