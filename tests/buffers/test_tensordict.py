@@ -354,9 +354,10 @@ def test_a_sample_of_tensorclasses_has_the_entries_that_they_have_fields_for(sto
         return buffer
 
     roomy: Any = buffer_of(Roomy)
-    sample: Any = roomy.sample()
-    assert type(sample) is Roomy
-    assert torch.equal(sample.index, sample.n.long())
+    sample = roomy.sample()
+    assert isinstance(sample, Roomy)
+    index: Any = sample.index
+    assert torch.equal(index, sample.n.long())
     sample.td_error = sample.n + 1
     roomy.update_tensordict_priority(sample)
     assert roomy.sampler.weights.tolist() == [1, 2, 3, 4, 5]
