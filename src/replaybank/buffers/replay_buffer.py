@@ -51,7 +51,8 @@ class ReplayBuffer(ComposedBuffer):
             storage in its own way; the rest of the buffer is saved as always.
         generator: source of every random draw; the global one by default.
         shared: the buffer is used by several processes at once.
-        compilable: accepted for code that passes it.
+        compilable: ``torch.compile`` of code that calls the buffer calls it between two graphs, instead of
+            tracing into it; the same where its storage or writer was given it.
         delayed_init: make the parts at the first use; True by default with a ``transform_factory``.
 
     Raises:
