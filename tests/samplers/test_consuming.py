@@ -107,7 +107,7 @@ def test_how_often_can_be_set_for_items_written_later() -> None:
     for value in (0, -1):
         with pytest.raises(ValueError, match=f"max_times_sampled={value}: give at least 1"):
             ConsumingSampler(value)
-    with pytest.raises(ValueError, match="batch of -1 items"):
+    with pytest.raises(ValueError, match="batch_size=-1"):
         sampler.sample(storage, -1)
 
 

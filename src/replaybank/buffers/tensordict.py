@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -145,8 +146,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: Any) -> None:
         """Take priorities over from samples.
 
-        Items whose sample has no entry ``priority_key`` get the default weight. Does nothing with a sampler
-        that has no priorities.
+        Items whose sample has no entry ``priority_key`` get the default weight. Items that have been
+        overwritten since they were sampled, or have gone when the buffer was emptied, are left alone. Does
+        nothing with a sampler that has no priorities.
 
         Args:
             data: a TensorDict with ``"index"`` as a sample has it.
@@ -164,14 +166,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "came from sample(), or use update_priority(index, priority)."
             )
         index, dims = _item_index(index, data)
-        priority = data.get(self._priority_key, None)
-        if priority is None:
-            self.mark_update(index)
-            return
-        priority = self._reduced(priority, dims).reshape(-1)
         generation = data.get(GENERATION, None)
         if generation is not None:
             generation = generation[(slice(None),) * dims + (0,) * (generation.ndim - dims)].reshape(-1)
+        priority = data.get(self._priority_key, None)
+        if priority is None:
+            if generation is not None and not _takes_generation(self._sampler.mark_update):
+                generation = None
+            self.mark_update(index, generation=generation)
+            return
+        priority = self._reduced(priority, dims).reshape(-1)
         self.update_priority(index, priority, generation=generation)
 
     def sample(
@@ -232,6 +236,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 def _takes_priorities(sampler: Sampler) -> bool:
     return type(sampler).update_priority is not Sampler.update_priority
+
+
+def _takes_generation(method: Callable[..., Any]) -> bool:
+    """Whether a sampler's method, perhaps a user's, has the argument."""
+    kinds = {name: argument.kind for name, argument in signature(method).parameters.items()}
+    return "generation" in kinds or Parameter.VAR_KEYWORD in kinds.values()
 
 
 def _without_generation(data: Any) -> Any:

@@ -37,6 +37,11 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def batch_of(value: Any) -> int:
+    """A number of items in a batch, at least 0; see :func:`whole`."""
+    return value if type(value) is int and value >= 0 else whole("batch_size", value, 0)
+
+
 def key_of(name: str, key: Any) -> InfoKey:
     """A key, its path as a tuple where it is a list.
 
@@ -75,7 +80,7 @@ def real(name: str, value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}: give one number.")
     try:
-        number = float(value)
+        number = float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r}: give a number.") from None
     if not 0 <= number < math.inf:
