@@ -22,6 +22,7 @@ _EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 # A write that has begun and not finished: its number of slots (0: there is none), its first slot, and the
 # length and cursor before it.
 _PENDING, _PENDING_START, _PENDING_LENGTH, _PENDING_CURSOR = 7, 10, 11, 12
+_TOUCHES = 13
 _REPLACING = -1  # for _PENDING: slots anywhere, whose bytes in ``cut`` have the bit _MARKED
 _MARKED = 2
 _HEADER = 16
@@ -132,6 +133,11 @@ class WriteLog:
     def total(self) -> int:
         """Rows ever written; never falls."""
         return int(self._ints[_TOTAL])
+
+    @property
+    def touches(self) -> int:
+        """Rows ever replaced in their places; tells two states of one log apart, as ``total`` does."""
+        return int(self._ints[_TOUCHES])
 
     @property
     def cursor(self) -> int:
@@ -322,6 +328,7 @@ class WriteLog:
         ring[places, 1] = wanted[firsts[kept]]
         ring[places, 2] = counts[kept]
         self._ints[_EVENTS] = events + int(firsts.size)
+        self._ints[_TOUCHES] += int(wanted.size)
 
     def fill(self, *, wraps: bool = False, count: int | None = None) -> None:
         """Note that rows ``[0, count)`` are there from the start: data that was given, not written. O(rows).
@@ -451,7 +458,7 @@ class WriteLog:
         self.cut.copy_(cut)
         ints = self._ints
         # The ring is this log's own: the events in it stay numbered as they were.
-        for place in (_TOTAL, _CURSOR, _LENGTH, _CONTINUES):
+        for place in (_TOTAL, _CURSOR, _LENGTH, _CONTINUES, _TOUCHES):
             ints[place] = values[place]
         ints[_EPOCH] = max(ints[_EPOCH], values[_EPOCH]) + 1
         ints[_BASE] = ints[_TOTAL]
@@ -502,6 +509,8 @@ def checked_state(state: object) -> tuple[list[int], Tensor]:
         reason = f"the cursor is at row {cursor}, and {length} of {rows} rows are valid"
     elif not length <= total < _MOST:
         reason = f"{total} rows are said to have been written, and {length} are valid"
+    elif not 0 <= values[_TOUCHES] < _MOST:
+        reason = f"{values[_TOUCHES]} rows are said to have been replaced"
     elif not 0 <= epoch < _MOST:
         reason = f"its epoch is {epoch}"
     elif continues not in (0, 1) or continues > length:
