@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -352,3 +354,64 @@ def test_if_nobody_knows_what_is_new_all_items_are() -> None:
 def test_a_capacity_that_no_machine_has_is_refused_by_its_value() -> None:
     with pytest.raises(ValueError, match=f"max_capacity={2**70}: give at most"):
         PrioritizedSampler(2**70, 1.0, 1.0)
+
+
+# ---- looking, when nothing was sampled yet
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_weights_are_those_of_the_stored_items_before_the_first_sample(make: Any, tmp_path: Path) -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(60, ndim=2), sampler=make(60, 1.0, 1.0, eps=0.0), batch_size=4
+    )
+    data: Any = torch.stack([steps(0, 4)] * 3)
+    buffer.extend(data)
+    assert weights(buffer) == [1.0] * 12
+    buffer.update_priority(3, 5.0)
+    expected = [1.0] * 3 + [5.0] + [1.0] * 8
+    buffer.dumps(tmp_path)
+    other = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(60, ndim=2), sampler=make(60, 1.0, 1.0, eps=0.0), batch_size=4
+    )
+    other.loads(tmp_path)
+    assert weights(other) == expected
+    assert weights(pickle.loads(pickle.dumps(buffer))) == expected
+    other.extend(data)
+    assert weights(other) == expected + [5.0] * 12
+    other.loads(tmp_path)
+    other.empty()
+    assert weights(other) == []
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_an_alpha_of_0_gives_no_weight_to_slots_that_were_never_written(make: Any) -> None:
+    sampler = make(20, 1.0, 1.0, eps=0.0)
+    storage = PlainStorage(20)
+    storage.extend({("episode",): torch.zeros(6, dtype=torch.int64)})
+    sampler.update_priority(slice(0, 6), torch.arange(6) + 1.0, storage=storage)
+    sampler = pickle.loads(pickle.dumps(sampler))
+    sampler.alpha = 0
+    assert sampler.weights.tolist() == [1.0] * 6
+    index, _ = sampler.sample(storage, 400)
+    rows = index[0] if isinstance(index, tuple) else index
+    assert set(rows.tolist()) == set(range(6))
+
+
+def test_leaving_an_alpha_of_0_rounds_to_the_trees_dtype_only() -> None:
+    buffer = buffer_of(alpha=0.0, dtype=torch.float64)
+    buffer.extend(steps(0, 3))
+    buffer.update_priority(0, 1.5)
+    assert isinstance(buffer.sampler, PrioritizedSampler)
+    buffer.sampler.alpha = 0.5
+    assert weights(buffer) == [1.5**0.5] * 3
+
+
+def test_the_largest_priority_within_the_buffer_is_not_that_of_an_item_another_buffer_overwrote() -> None:
+    buffer = buffer_of(max_priority_within_buffer=True, rows=4)
+    other = TensorDictReplayBuffer(storage=buffer.storage)
+    buffer.extend(steps(0, 4))
+    buffer.update_priority(slice(0, 4), [9.0, 3.0, 2.0, 1.0])
+    other.extend(steps(4, 1))
+    assert isinstance(buffer.sampler, PrioritizedSampler)
+    assert buffer.sampler.max_priority == buffer.sampler.default_priority == 3.0
+    assert weights(buffer) == [3.0, 3.0, 2.0, 1.0]

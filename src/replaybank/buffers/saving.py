@@ -175,6 +175,7 @@ def _hand_over(buffer: ComposedBuffer, state: Mapping[str, Any], load_storage: C
             buffer._writer.load_state_dict(state["writer"])
         with loading("sampler"):
             buffer._sampler.load_state_dict(state["sampler"])
+            buffer._sampler.register_storage(buffer._storage)
         with loading("transforms"):
             buffer._transform.load_state_dict(state["transforms"])
         with loading("generator"):
@@ -239,6 +240,7 @@ class _Before:
         buffer._join()
         buffer._writer.load_state_dict(self._writer)
         buffer._sampler.load_state_dict(self._sampler)
+        buffer._sampler.register_storage(storage)
         buffer._transform.load_state_dict(self._transforms)
         if self._generator is not None and self._random is not None:
             self._generator.set_state(self._random)

@@ -90,6 +90,7 @@ class PriorityTable:
 
     def _forget_storage(self) -> None:
         self._log: WriteLog | None = None
+        self._unshaped: SampledStorage | None = None
         self._ndim = 1
         self._columns: tuple[int, ...] = ()
         self._width = 1
@@ -131,11 +132,11 @@ class PriorityTable:
         if alpha == old:
             return False
         self.catch_up()
-        leaves = self.tree.leaves[: self.number[KNOWN]] if self._log is not None else self.tree.leaves
+        leaves = self.tree.leaves[: self._limit()]
         if self.tree.largest > 0 or (alpha == 0 and self.number[KNOWN]):
             if old == 0:  # all weights are 1 and the priorities unknown: they count with the maximum
                 weight = self._powered("alpha", self._largest_seen() + self.real[EPS], alpha)
-                weights = torch.where(leaves > 0, weight, 0.0)
+                weights = (leaves > 0).double() * weight
             elif alpha == 0 and self.number[KNOWN]:
                 weights = torch.ones_like(leaves)
             else:
@@ -220,6 +221,8 @@ class PriorityTable:
     def _set_columns(self, storage: SampledStorage) -> None:
         self._ndim = storage.ndim
         self._columns = tuple(storage.columns)
+        # Before its first write a storage may not know its columns; it is asked again.
+        self._unshaped = None if self._ndim == 1 + len(self._columns) else storage
         self._width = math.prod(self._columns)
 
     def follow(self, storage: SampledStorage) -> bool:
@@ -249,8 +252,10 @@ class PriorityTable:
         log, number = self._log, self.number
         if log is None or (log.total == number[TOTAL] and log.epoch == number[EPOCH]):
             return
-        if self._ndim != 1 + len(self._columns):
-            return  # written for the first time just now: only the storage knows its columns
+        if self._unshaped is not None:
+            self._set_columns(self._unshaped)
+            if self._unshaped is not None:
+                return
         if log.length * self._width > self.tree.capacity:
             raise self._outgrown(log.length * self._width)
         if number[EPOCH] != log.epoch or log.total < number[TOTAL]:
@@ -437,7 +442,9 @@ class PriorityTable:
             (self._zeroed.add if value == 0 else self._zeroed.discard)(item)
 
     def _limit(self) -> int:
-        return self.number[KNOWN] if self._log is not None else self.tree.capacity
+        """Number of items there are, as far as is known; what was told before any storage may be anywhere."""
+        unseen = self._log is None and self.number[EPOCH] == _UNSEEN
+        return self.tree.capacity if unseen else self.number[KNOWN]
 
     def items(self, index: Any, storage: SampledStorage | None, *, perhaps_gone: bool = False) -> Tensor:
         """Numbers of items, int64 ``[B]`` on the tree's device, -1 where there is none.
@@ -562,7 +569,7 @@ class PriorityTable:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("number", "real", "_log", "_uniforms"):
+        for name in ("number", "real", "_log", "_unshaped", "_uniforms"):
             del state[name]
         if not self.ints.is_shared():
             # Sending a tensor to a process would move its memory under our feet.
@@ -572,5 +579,5 @@ class PriorityTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._view()
-        self._log = None
+        self._log = self._unshaped = None
         self._uniforms = torch.empty(0, dtype=torch.float64)

@@ -138,6 +138,7 @@ class PrioritySampler(Sampler):
         """Largest priority that counts for new items, 1 if there is none. O(1)."""
         with self._lock:
             self._heed()
+            self._table.catch_up()
             return self._table.max_priority
 
     @property
@@ -145,6 +146,7 @@ class PrioritySampler(Sampler):
         """The *weight* of new items, (max_priority + eps)^alpha; no priority, so nothing to update with."""
         with self._lock:
             self._heed()
+            self._table.catch_up()
             return self._table.default_weight
 
     # ---- hearing of items
