@@ -20,8 +20,7 @@ from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.prioritized_slice import PrioritizedSliceSampler
 from replaybank.samplers.random import RandomSampler
-from replaybank.storages.ensemble import StorageEnsemble
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
+from replaybank.storages import LazyTensorStorage, StorageEnsemble, TensorStorage
 
 KINDS: list[Any] = [
     pytest.param(PrioritizedSampler, id="items"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,12 @@ def key_of(name: str, key: Any) -> InfoKey:
     if not path or not all(isinstance(part, str) for part in path):
         raise TypeError(f"{name}={key!r}: give a string, or a tuple of strings for what is nested.")
     return path
+
+
+def takes_generation(method: Callable[..., Any]) -> bool:
+    """Whether a sampler's method, perhaps a user's, has that argument."""
+    kinds = {name: argument.kind for name, argument in inspect.signature(method).parameters.items()}
+    return "generation" in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values()
 
 
 def real(name: str, value: Any) -> float:

@@ -166,7 +166,7 @@ class PrioritySampler(Sampler):
         Raises:
             ValueError: there would be more than ``max_capacity`` items.
         """
-        if self.max_capacity < storage.max_size:
+        if not self._table.grows and self.max_capacity < storage.max_size:
             self._table.check_rows(storage, storage.prepare(data, single=single).rows)
 
     def add(self, index: Any) -> None:
@@ -195,7 +195,7 @@ class PrioritySampler(Sampler):
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
-        with self._lock:
+        with self._lock.lock:
             self._heed()
             self._changed(self._table.update(index, priority, storage, generation))
 
