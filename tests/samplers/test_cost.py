@@ -1,4 +1,4 @@
-"""What a batch costs does not grow with what is stored: counted, not timed. Threads do not show in batches."""
+"""What a batch costs does not grow with what is stored: counted, not timed. Nor do threads change batches."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_prioritized_batch_gives_weights_to_new_items_only(
 def test_the_number_of_threads_does_not_show_in_batches(case: SamplerCase) -> None:
     def pixels(number: Tensor) -> Tensor:
         """So many that several threads copy them."""
-        return (number[:, None] * 7 + torch.arange(70_000)).to(torch.uint8)
+        return (number[:, None] * 7 + torch.arange(150_000)).to(torch.uint8)
 
     def batches(threads: int) -> list[dict[str, Any]]:
         torch.set_num_threads(threads)
