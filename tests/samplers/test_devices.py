@@ -1,4 +1,4 @@
-"""The weight tree as torch ops, as on an accelerator, draws what the kernels draw from the same random numbers."""
+"""The weight tree as torch ops, as on an accelerator, draws what the kernels draw from the same numbers."""
 
 from __future__ import annotations
 
