@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depth import examples
 from reference.storage import PlainStorage
 from replaybank.samplers import priorities, slice_starts
 from replaybank.samplers.prioritized import PrioritizedSampler
@@ -64,7 +65,7 @@ def history(
         return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     plan=st.lists(
         st.tuples(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
+from depth import examples
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, trajectories
@@ -390,7 +391,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(
     actions=ACTIONS,
     rows=st.integers(1, 20),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from depth import examples
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from replaybank.buffers.replay_buffer import ReplayBuffer
@@ -243,7 +244,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=examples(3000), deadline=None)
 @given(
     actions=ACTIONS,
     rows=st.integers(1, 12),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depth import examples
 from reference import slices as twin
 from reference.history import History
 from reference.trajectory_index import Found
@@ -25,7 +26,7 @@ def randoms_of(count: int, seed: int) -> list[int]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_same_random_numbers_give_the_slices_of_the_twin(seed: int) -> None:
     history = History(seed)
@@ -62,7 +63,7 @@ def test_the_same_random_numbers_give_the_slices_of_the_twin(seed: int) -> None:
             ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_starts_and_spans_are_those_of_the_twin(seed: int) -> None:
     history = History(seed)
