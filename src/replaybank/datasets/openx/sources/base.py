@@ -74,6 +74,7 @@ class Episode:
         where: shard path and record number, for error messages.
         metadata: values that belong to the whole episode.
         missing: keys that the dataset declares and this episode does not have; absent from ``steps``.
+        faults: what the source found wrong in the episode and put right, with how often.
     """
 
     steps: Mapping[Key, Column]
@@ -81,6 +82,7 @@ class Episode:
     where: str
     metadata: Mapping[Key, Any] = field(default_factory=dict)
     missing: frozenset[Key] = frozenset()
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 class EpisodeSource(Protocol):

@@ -127,6 +127,25 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
     return out
 
 
+def frame_spec(frame: bytes, where: str, channels: int = -1) -> FieldSpec:
+    """What a frame's header says it is. O(1).
+
+    Args:
+        frame: JPEG or PNG.
+        where: named in messages.
+        channels: 1 or 3 where that is wanted of it, -1: as many as it has.
+
+    Raises:
+        DataFormatError: it is neither, or its header is damaged.
+    """
+    head = _header(memoryview(frame), where)
+    if head.bits > 8 and head.stored_channels == 1:
+        return FieldSpec("image", (head.height, head.width, 1), np.dtype(np.uint16))
+    known = JPEG_COLORSPACES if head.format == "jpeg" else PNG_MODES
+    found = channels if channels in known else min(head.stored_channels, 3)
+    return FieldSpec("image", (head.height, head.width, found), np.dtype(np.uint8))
+
+
 class _Header(NamedTuple):
     """What a frame says of itself before it is decoded."""
 
