@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.datasets.openx.builder import discard
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.folder import discard
+from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
 from replaybank.datasets.openx.sources.rlds import is_rlds
 from replaybank.datasets.openx.storage import DatasetStorage
+from replaybank.datasets.openx.stored import sampler_for, trajectories
 from replaybank.samplers.base import Sampler
-from replaybank.samplers.random import RandomSampler
-from replaybank.samplers.slice import SliceSampler
-from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
-from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -119,28 +117,30 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         split: str = "train",
         generator: torch.Generator | None = None,
     ) -> None:
-        _check(
-            streaming,
-            download,
-            shuffle,
-            num_slices,
-            slice_len,
-            pad,
+        streaming = streams(streaming, download)
+        slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
+        replacement = check_replacement(
             replacement,
-            sampler,
-            split_trajs,
-            batch_size,
+            shuffle=shuffle,
+            drawn=sampler is None and (batch_size, num_slices, slice_len) != (None, None, None),
+            streaming=streaming,
         )
+        if streaming:
+            raise NotImplementedError("this version does not stream: pass streaming=False")
+        if download is True:
+            raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
+        if split_trajs:
+            raise NotImplementedError(
+                "this version does not store padded trajectories; see split_trajectories"
+            )
         self.dataset_id = dataset_id
         self.split = split
         self.shuffle = shuffle
-        self.num_slices = num_slices
-        self.slice_len = slice_len
-        self.strict_length = strict_length
+        self._slicing = slicing
         self._given = source is not None and is_converted(Path(source).expanduser())
         self.path = _locate(dataset_id, source, root, split, force=download == "force")
         if sampler is None:
-            sampler = self._sampler_for(replacement is not False)
+            sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
         self.dataset = DatasetStorage(self.path)
         there = self.dataset.manifest
         if there.split != split:
@@ -159,19 +159,20 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             generator=generator,
         )
 
-    def _sampler_for(self, replacement: bool) -> Sampler:
-        """The sampler that the arguments ask for."""
-        if self.num_slices is None and self.slice_len is None:
-            return RandomSampler() if replacement else SamplerWithoutReplacement(shuffle=self.shuffle)
-        slices: dict[str, Any] = {
-            "num_slices": self.num_slices,
-            "slice_len": self.slice_len,
-            "traj_key": "episode",
-            "strict_length": self.strict_length,
-        }
-        if replacement:
-            return SliceSampler(**slices)
-        return SliceSamplerWithoutReplacement(**slices, shuffle=self.shuffle)
+    @property
+    def num_slices(self) -> int | None:
+        """Slices of a batch, where that was given."""
+        return self._slicing.num_slices
+
+    @property
+    def slice_len(self) -> int | None:
+        """Steps of a slice, where that was given."""
+        return self._slicing.slice_len
+
+    @property
+    def strict_length(self) -> bool:
+        """Whether trajectories shorter than a slice are left out, or refused."""
+        return self._slicing.strict_length
 
     @property
     def num_episodes(self) -> int:
@@ -220,19 +221,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
-        lengths = self.dataset.bounds[:, 1]
-        numbers = torch.arange(self.num_episodes)
-        if self.slice_len is not None and self.strict_length:
-            numbers = numbers[lengths >= self.slice_len]
-            if not len(numbers):
-                raise RuntimeError(
-                    f"No episode has slice_len={self.slice_len} steps: they have {int(lengths.min())} to "
-                    f"{int(lengths.max())}. Ask for shorter slices, or pass strict_length=False."
-                )
-        if self.shuffle:
-            numbers = numbers[torch.randperm(len(numbers), generator=self.generator)]
-        for group in numbers.split(self.num_slices or 1):
-            yield self._slices([self._steps_of(int(number)) for number in group])
+        groups = trajectories(
+            self.dataset.bounds, self._slicing, shuffle=self.shuffle, generator=self.generator
+        )
+        return map(self._slices, groups)
 
     def _slices(self, parts: list[Tensor]) -> Any:
         """The steps of several slices, one behind the other, their last ones marked as a sample has them."""
@@ -242,14 +234,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             for name in ("truncated", "done"):
                 batch["next", name] = batch["next", name] | ends
             return self._assemble(batch, keep_batch=False)
-
-    def _steps_of(self, episode: int) -> Tensor:
-        start, length = self.dataset.bounds[episode].tolist()
-        if self.slice_len is None or length <= self.slice_len:
-            return torch.arange(start, start + length)
-        room = length - self.slice_len + 1
-        start += int(torch.randint(room, (), generator=self.generator))
-        return torch.arange(start, start + self.slice_len)
 
     def delete(self) -> None:
         """Remove what was converted into ``root``. The dataset cannot be read afterwards.
@@ -263,47 +247,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             )
         discard(self.path)
         shutil.rmtree(self.path)
-
-
-def _check(
-    streaming: bool | None,
-    download: bool | str | None,
-    shuffle: bool,
-    num_slices: int | None,
-    slice_len: int | None,
-    pad: float | bool | None,
-    replacement: bool | None,
-    sampler: Sampler | None,
-    split_trajs: bool,
-    batch_size: int | None,
-) -> None:
-    """Refuse arguments that exclude each other, or that this version does not serve."""
-    if isinstance(download, str) and download != "force":
-        raise ValueError(f"download must be a bool or 'force', got {download!r}")
-    if streaming and download:
-        raise ValueError("streaming and download exclude each other: pass one of them")
-    if num_slices is not None and slice_len is not None:
-        raise ValueError(f"num_slices={num_slices} and slice_len={slice_len} exclude each other")
-    sliced = num_slices is not None or slice_len is not None
-    if sampler is not None and sliced:
-        raise ValueError("a sampler of your own excludes num_slices and slice_len: give them to the sampler")
-    if streaming is None and not download:
-        streaming = download is None
-    if pad is not None and pad is not False and not streaming:
-        raise RuntimeError("pad fills short trajectories of a stream; pass streaming=True, or leave pad out")
-    if streaming:
-        if replacement:
-            raise RuntimeError("a stream cannot be drawn from with replacement; pass streaming=False")
-        raise NotImplementedError("this version does not stream: pass streaming=False")
-    if download is True:
-        raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
-    drawn = sliced or batch_size is not None
-    if not shuffle and drawn and replacement is not False and sampler is None:
-        raise RuntimeError(
-            "shuffle=False takes each trajectory or step once, in order: pass replacement=False with it"
-        )
-    if split_trajs:
-        raise NotImplementedError("this version does not store padded trajectories; see split_trajectories")
 
 
 def _locate(

@@ -36,6 +36,18 @@ def image_format(frame: bytes | memoryview) -> Literal["jpeg", "png"] | None:
     return "png" if frame[:8] == PNG_START else None
 
 
+def frame_spec(frame: bytes, where: str) -> FieldSpec:
+    """What one frame is, by its header: its shape ``(H, W, C)`` and its dtype. O(1) for PNG and JPEG alike.
+
+    Raises:
+        DataFormatError: it is neither JPEG nor PNG, or its header is broken.
+        ImportError: the decoder is not installed.
+    """
+    head = _header(memoryview(frame), where)
+    dtype = np.dtype(np.uint16 if head.bits > 8 else np.uint8)
+    return FieldSpec("image", (head.height, head.width, head.stored_channels), dtype)
+
+
 class EncodedImages:
     """The frames of one camera over an episode, as byte ranges of the payload they came in.
 
@@ -56,6 +68,11 @@ class EncodedImages:
 
     def __len__(self) -> int:
         return len(self._spans)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames as they are stored."""
+        return int(self._spans[:, 1].sum())
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.encoded())
@@ -127,23 +144,22 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
     return out
 
 
-def frame_spec(frame: bytes, where: str, channels: int = -1) -> FieldSpec:
-    """What a frame's header says it is. O(1).
+def check_headers(frames: list[memoryview], spec: FieldSpec, where: str) -> None:
+    """Check what frames say of themselves, without decoding them. O(frames).
 
     Args:
-        frame: JPEG or PNG.
-        where: named in messages.
-        channels: 1 or 3 where that is wanted of it, -1: as many as it has.
+        frames: JPEG or PNG each.
+        spec: their shape ``(H, W, C)`` and dtype.
+        where: named in messages, before the frame's number.
 
     Raises:
-        DataFormatError: it is neither, or its header is damaged.
+        DataFormatError: a frame is neither, or not of that shape and dtype.
     """
-    head = _header(memoryview(frame), where)
-    if head.bits > 8 and head.stored_channels == 1:
-        return FieldSpec("image", (head.height, head.width, 1), np.dtype(np.uint16))
-    known = JPEG_COLORSPACES if head.format == "jpeg" else PNG_MODES
-    found = channels if channels in known else min(head.stored_channels, 3)
-    return FieldSpec("image", (head.height, head.width, found), np.dtype(np.uint8))
+    height, width, channels = spec.shape
+    dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
+    for number, frame in enumerate(frames):
+        place = f"{where}: frame {number}"
+        _check(_header(frame, place), (height, width, channels), dtype, place)
 
 
 class _Header(NamedTuple):

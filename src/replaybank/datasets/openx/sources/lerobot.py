@@ -222,7 +222,12 @@ class LeRobotSource:
     def shards(self) -> Sequence[Shard]:
         """Runs of episodes, in order: those of one data file, or of a folder of small files."""
         return [
-            Shard(number, self._files.path(self._files.data(rows[0])), len(rows))
+            Shard(
+                number,
+                self._files.path(self._files.data(rows[0])),
+                len(rows),
+                sum(row.length for row in rows),
+            )
             for number, rows in enumerate(self._groups)
         ]
 

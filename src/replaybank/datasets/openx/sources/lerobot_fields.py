@@ -192,9 +192,13 @@ class _Settler:
             self._tell(feature, "dtype", "image", column.type)
             return None
         try:
-            found = frame_spec(columns.frame_bytes(column, self._read_frame)[0], feature.name, spec.shape[2])
+            frame = columns.frame_bytes(column, self._read_frame)[0]
+            found = frame_spec(frame, feature.name)
         except (DataFormatError, OSError):
             return spec  # reading it says what is wrong
-        if spec.shape not in (found.shape, (-1, -1, -1)):
-            self._tell(feature, "shape", spec.shape, found.shape)
-        return found
+        height, width, channels = found.shape
+        if found.dtype == np.uint8 and spec.shape[2] in (1, 3):
+            channels = spec.shape[2]  # grey may be wanted of colour, and no alpha
+        if spec.shape not in ((height, width, channels), (-1, -1, -1)):
+            self._tell(feature, "shape", spec.shape, (height, width, channels))
+        return FieldSpec("image", (height, width, channels), found.dtype)

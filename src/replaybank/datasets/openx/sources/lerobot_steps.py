@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from replaybank.datasets.openx.sources import lerobot_columns as columns
 from replaybank.datasets.openx.sources.base import Column, Episode, FieldSpec, Key
+from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.lerobot_episodes import EpisodeRow
 from replaybank.datasets.openx.sources.lerobot_features import TASK, TIMESTAMP, terminal
 from replaybank.datasets.openx.sources.lerobot_fields import RATE_TOLERANCE, StepFields
@@ -50,7 +51,7 @@ class StepReader:
     last_in_video: frozenset[tuple[int, str]]
 
     def read(self, row: EpisodeRow, table: Any, path: str) -> Episode:
-        """One episode. O(its numbers and encoded images); videos are opened, nothing is decoded.
+        """One episode. O(its numbers and encoded images); nothing of a video is decoded.
 
         Args:
             row: as the metadata lists it.
@@ -68,7 +69,8 @@ class StepReader:
             raise type(error)(f"{self.dataset}: {where}: {error}") from error
         metadata: dict[Key, Any] = {("episode_index",): row.index, ("tasks",): list(row.tasks)}
         absent = frozenset(self.fields.fields) - frozenset(steps)
-        return Episode(steps, table.num_rows, where, metadata, absent, faults)
+        held = sum(column.nbytes for column in steps.values() if isinstance(column, EncodedImages))
+        return Episode(steps, table.num_rows, where, metadata, absent, held, faults)
 
     def _steps(self, row: EpisodeRow, table: Any, place: str) -> tuple[dict[Key, Column], Counter[str]]:
         faults: Counter[str] = Counter()
@@ -157,7 +159,7 @@ class StepReader:
                 f"{place}: {camera}",
                 last=self.whole_videos or (row.index, camera) in self.last_in_video,
             )
-            if self.whole_videos and frames.info().frames > len(times):
+            if self.whole_videos and frames.count() > len(times):
                 faults[f"{camera}: the video has more frames than there are steps"] += 1
             steps[self.fields.keys[camera]] = frames
 

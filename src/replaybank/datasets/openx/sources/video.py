@@ -72,12 +72,9 @@ class VideoReader:
         self._threads = threads
         self._file: IO[bytes] | None = None
         self._container: Any = None
+        self._info: VideoInfo | None = None
         try:
             self._open()
-            try:
-                self.info: VideoInfo = self._describe()
-            except _av().error.FFmpegError as error:
-                raise self._as_ours(error, "cannot be decoded") from error
         except BaseException:
             self.close()
             raise
@@ -101,6 +98,7 @@ class VideoReader:
             context.thread_type = "AUTO"
             context.thread_count = self._threads
             context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
+            self._check_size()
         except av.error.FFmpegError as error:
             raise self._as_ours(error, "is not a video that can be read") from error
         self._tick = float(self._stream.time_base or 0) or 1e-3
@@ -110,16 +108,33 @@ class VideoReader:
         self._ahead: Any = None
         self._begun = False
 
+    @property
+    def frames(self) -> int:
+        """Number of frames, 0 if the file does not say. O(1)."""
+        return int(self._stream.frames or 0)
+
+    @property
+    def info(self) -> VideoInfo:
+        """What the file says of itself. Decodes a frame, the first time.
+
+        Raises:
+            DataFormatError: the file is damaged, or claims more than any camera gives.
+        """
+        if self._info is None:
+            try:
+                self._info = self._describe()
+            except _av().error.FFmpegError as error:
+                raise self._as_ours(error, "cannot be decoded") from error
+        return self._info
+
     def _describe(self) -> VideoInfo:
         context = self._stream.codec_context
-        height, width = int(context.height or 0), int(context.width or 0)
-        if not 0 < height * width <= MAX_FRAME_PIXELS:
-            raise DataFormatError(
-                f"{self.path} claims {height} x {width} pixels; 1 to {MAX_FRAME_PIXELS} are allowed"
-            )
+        height, width = self._check_size()
         bits = max((part.bits for part in context.format.components), default=8) if context.format else 8
         grey = (context.pix_fmt or "").startswith("gray")
-        if self._quarter_turns() % 2:
+        if self._peek() is None and self._current is None:
+            raise DataFormatError(f"{self.path} has no frames")
+        if self._quarter_turns(self._current or self._ahead) % 2:
             height, width = width, height
         rate = self._stream.average_rate
         return VideoInfo(
@@ -129,20 +144,27 @@ class VideoReader:
             channels=1 if grey else 3,
             dtype=np.dtype(np.uint16 if grey and bits > 8 else np.uint8),
             fps=float(rate) if rate else None,
-            frames=int(self._stream.frames or 0),
+            frames=self.frames,
         )
 
-    def _quarter_turns(self) -> int:
-        """Quarter turns, counterclockwise, by which frames are to be turned. Known once one is decoded."""
-        frame = self._peek()
-        degrees = round(getattr(frame, "rotation", 0) or 0) if frame is not None else 0
+    def _check_size(self) -> tuple[int, int]:
+        context = self._stream.codec_context
+        height, width = int(context.height or 0), int(context.width or 0)
+        if not 0 < height * width <= MAX_FRAME_PIXELS:
+            raise DataFormatError(
+                f"{self.path} claims {height} x {width} pixels; 1 to {MAX_FRAME_PIXELS} are allowed"
+            )
+        return height, width
+
+    def _quarter_turns(self, frame: Any) -> int:
+        """Quarter turns, counterclockwise, by which a frame is to be turned."""
+        degrees = round(getattr(frame, "rotation", 0) or 0)
         turns, rest = divmod(degrees, 90)
         if rest:
             raise UnsupportedFeatureError(
                 f"{self.path} is to be shown turned by {degrees} degrees; only quarter turns can be"
             )
-        self._turns: int = turns % 4
-        return self._turns
+        return turns % 4
 
     @property
     def position(self) -> float | None:
@@ -193,7 +215,8 @@ class VideoReader:
         """Decode on where that leads to ``time`` soon, else jump."""
         position = self.position
         if position is None and not self._begun:
-            position = -period if self._ahead is None else self._time(self._ahead) - period
+            position = 0.0 if self._ahead is None else self._time(self._ahead)
+            time = max(time, position)  # reading begins here, wherever that is
         if position is None or not -self._slack <= time - position <= FORWARD_FRAMES * period:
             self._jump(time)
 
@@ -265,13 +288,14 @@ class VideoReader:
             return f"{text}: it has none at all from there on"
         if self._ahead is None and self._peek() is None:
             return f"{text}: it ends at {self._time(frame):.4f} s" + (
-                f" after {self.info.frames} frames" if self.info.frames else ""
+                f" after {self.frames} frames" if self.frames else ""
             )
         return f"{text}: the nearest one is at {self._time(frame):.4f} s"
 
     def _convert(self, frame: Any, out: npt.NDArray[Any]) -> None:
         height, width, channels = out.shape
-        shown = (frame.height, frame.width) if self._turns % 2 == 0 else (frame.width, frame.height)
+        turns = self._quarter_turns(frame)
+        shown = (frame.height, frame.width) if turns % 2 == 0 else (frame.width, frame.height)
         if shown != (height, width):
             raise DataFormatError(
                 f"the frame of {self.path} at {self._time(frame):.4f} s has {shown[0]} x {shown[1]} pixels, "
@@ -285,7 +309,7 @@ class VideoReader:
         else:
             converted = frame.reformat(format="rgb24" if channels == 3 else "gray")
             pixels = _plane(converted, np.dtype(np.uint8), channels)
-        out[...] = np.rot90(pixels, self._turns) if self._turns else pixels
+        out[...] = np.rot90(pixels, turns) if turns else pixels
 
     def _as_ours(self, error: Any, what: str) -> Exception:
         if isinstance(error, OSError) and error.errno and not isinstance(error, ValueError):

@@ -17,8 +17,8 @@ from replaybank.datasets.openx.sources.base import FieldSpec
 from replaybank.datasets.openx.sources.images import encode_frame
 from replaybank.datasets.openx.sources.video import FORWARD_FRAMES, VideoInfo, VideoReader
 
-OPEN_VIDEOS: Final = 4
-"""Videos kept open while nobody reads them: the cameras of one episode, mostly."""
+OPEN_VIDEOS: Final = max(8, 2 * (os.cpu_count() or 1))
+"""Videos kept open while nobody reads them: as many as cores that decode, and some cameras more."""
 JPEG_QUALITY: Final = 95
 """Of video frames that are wanted encoded: a video has no single frames to hand out."""
 _ENCODE_FRAMES: Final = 32
@@ -146,10 +146,30 @@ class VideoFrames:
     def __len__(self) -> int:
         return len(self._times)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory: the frames are in the file."""
+        return int(self._times.nbytes)
+
     def info(self) -> VideoInfo:
-        """What the file says of itself. Opens it."""
-        with self._videos.reader(self.path, float(self._times[0]), self._period) as reader:
+        """What the file says of itself. Opens it, and decodes its first frame.
+
+        Raises:
+            DataFormatError: it is damaged.
+            OSError: it cannot be read.
+        """
+        with self._videos.reader(self.path, -1.0, self._period, last=True) as reader:
             return reader.info
+
+    def count(self) -> int:
+        """Number of frames that the file says it has, of all episodes in it; 0 if it does not say. Opens it.
+
+        Raises:
+            DataFormatError: it is no video.
+            OSError: it cannot be read.
+        """
+        with self._videos.reader(self.path, -1.0, self._period, last=True) as reader:
+            return reader.frames
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``; colour is RGB.
