@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     )
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import LeRobotSource, RLDSSource, RLDSWriter
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
@@ -74,6 +74,7 @@ __all__ = [
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",
+    "LeRobotSource",
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
@@ -128,6 +129,7 @@ _HOMES = {
         "verify",
     ],
     "datasets.openx.sources": [
+        "LeRobotSource",
         "RLDSSource",
         "RLDSWriter",
     ],

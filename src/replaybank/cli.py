@@ -93,7 +93,9 @@ def demo(
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder of an RLDS dataset.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="Folder or URL of an RLDS or LeRobot dataset.")
+    ],
     destination: Annotated[str, typer.Argument(metavar="DEST", help="Folder of the converted dataset.")],
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a converted dataset.")] = False,
@@ -111,6 +113,9 @@ def convert(
         int | None, typer.Option(min=1, help="Threads that decode frames.", show_default="one a core")
     ] = None,
     max_memory: Annotated[float, typer.Option(min=0.001, help="GiB to hold at most.")] = 1.0,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Convert what is there where declared files are not.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Convert a dataset into memory-mapped tensors, ready to be sampled."""
@@ -134,6 +139,7 @@ def convert(
         image_keys=image_key or None,
         num_workers=workers,
         max_memory=int(max_memory * (1 << 30)),
+        allow_missing=allow_missing,
     )
     if not quiet:
         left_out = f", {len(made.skipped):,} records left out" if made.skipped else ""
@@ -157,9 +163,11 @@ def _folder(text: str, name: str) -> Path:
 
 @app.command()
 def info(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of an RLDS or a converted dataset.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Folder of an RLDS, LeRobot or converted dataset.")
+    ],
     split: Annotated[
-        str | None, typer.Option(help="Which split of an RLDS dataset.", show_default="train")
+        str | None, typer.Option(help="Which split of a dataset as published.", show_default="train")
     ] = None,
 ) -> None:
     """Show what is in a dataset: entries, episodes, lengths, images, instructions."""

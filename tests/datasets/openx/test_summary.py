@@ -13,7 +13,7 @@ import pytest
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.sources.base import Episode, Shard
 from replaybank.datasets.openx.sources.rlds import RLDSSource
-from replaybank.datasets.openx.summary import summarise, summarise_rlds
+from replaybank.datasets.openx.summary import summarise, summarise_source
 from replaybank.demo import arm
 from shared_data import bridge_path
 
@@ -50,7 +50,7 @@ def test_an_rlds_folder_is_described_by_its_records(arm_folder: Path) -> None:
 
 def test_progress_is_told_shard_by_shard(arm_folder: Path) -> None:
     told: list[tuple[int, int]] = []
-    summarise_rlds(RLDSSource(arm_folder), on_progress=lambda done, of: told.append((done, of)))
+    summarise_source(RLDSSource(arm_folder), on_progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 2), (2, 2)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from replaybank.datasets.openx.files import MANIFEST, Manifest, is_converted, re
 from replaybank.datasets.openx.room import check_room
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard
 from replaybank.datasets.openx.sources.files import is_url, size_of
-from replaybank.datasets.openx.sources.rlds import RLDSSource
+from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted
 from replaybank.errors import CorruptRecordError, DataFormatError
 
@@ -39,6 +39,7 @@ def convert(
     image_keys: Sequence[str | Key] | None = None,
     num_workers: int | None = None,
     max_memory: int = DEFAULT_MEMORY,
+    allow_missing: bool = False,
 ) -> Manifest:
     """Convert robot episodes into a memory-mapped dataset. O(bytes); frames are decoded on all cores.
 
@@ -48,7 +49,7 @@ def convert(
     worked out first.
 
     Args:
-        source: the folder of an RLDS dataset, or any episode source.
+        source: the folder or URL of an RLDS or LeRobot dataset, or any episode source.
         dest: folder to write to; made if missing, else empty or holding this conversion.
         split: split to convert, where ``source`` is a folder.
         overwrite: replace a converted dataset, or begin anew one that is unfinished.
@@ -61,6 +62,7 @@ def convert(
         num_workers: threads that decode (decoders let others run); by default one a core.
         max_memory: bytes of episodes and decoded frames that are held at a time, beside what the process
             takes anyway.
+        allow_missing: convert what is there of a folder that lacks files which it declares.
 
     Returns:
         What the dataset holds, what was put right in it and what was left out.
@@ -69,6 +71,7 @@ def convert(
         CorruptRecordError: a record fails its checksum or is cut short; names file, record and offset.
         DataFormatError: an episode is not what the dataset declares, or there are no episodes.
         FileExistsError: ``dest`` holds something else.
+        FileNotFoundError: there is no such dataset, or files of it are missing.
         ValueError: ``dest`` is a URL, ``source`` is converted already, or has no such camera.
         OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
         MemoryError: one episode takes more than ``max_memory``.
@@ -97,7 +100,11 @@ def convert(
         return _convert(source, getattr(source, "split", split), folder, options)
     if is_converted(source):
         raise ValueError(f"{os.fspath(source)} is a converted dataset already; it can be used as it is")
-    return _convert(RLDSSource(source, split), split, folder, options)
+    # Cameras are decoded side by side, so that more threads for each would only be in each other's way.
+    found = open_source(
+        source, split, allow_missing=allow_missing, video_threads=1 if options.threads > 1 else 0
+    )
+    return _convert(found, split, folder, options)
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
         "shards": [[_name(shard), shard.episodes, size_of(shard.path)] for shard in shards],
     }
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
+    wanted = replace(wanted, faults=dict.fromkeys(getattr(source, "notes", ()), 1))
     if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):

@@ -16,7 +16,6 @@ from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
-from replaybank.datasets.openx.sources.rlds import is_rlds
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
 from replaybank.samplers.base import Sampler
@@ -67,8 +66,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: applied to each batch.
         split_trajs: not in this version.
         strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: an RLDS folder or a converted dataset; ``None``: what is in ``root``.
+        source: an RLDS or LeRobot folder, or a converted dataset; ``None``: what is in ``root``.
         split: split to read.
+        allow_missing: of a ``source`` that lacks files which it declares, take what is there.
         generator: source of all random draws; ``None``: torch's global one.
 
     Raises:
@@ -115,6 +115,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         strict_length: bool = True,
         source: str | os.PathLike[str] | None = None,
         split: str = "train",
+        allow_missing: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         streaming = streams(streaming, download)
@@ -138,7 +139,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         self.shuffle = shuffle
         self._slicing = slicing
         self._given = source is not None and is_converted(Path(source).expanduser())
-        self.path = _locate(dataset_id, source, root, split, force=download == "force")
+        self.path = _locate(
+            dataset_id, source, root, split, force=download == "force", allow_missing=allow_missing
+        )
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
         self.dataset = DatasetStorage(self.path)
@@ -256,6 +259,7 @@ def _locate(
     split: str,
     *,
     force: bool,
+    allow_missing: bool,
 ) -> Path:
     """The folder of the converted dataset, converting it first where a local origin is given."""
     if source is not None and "://" not in os.fspath(source):
@@ -272,13 +276,8 @@ def _locate(
         if not is_converted(folder):
             raise FileNotFoundError(
                 f"there is no converted dataset {dataset_id!r} in {folder.parent}: "
-                "pass source=, the folder of an RLDS dataset or of a converted one"
+                "pass source=, the folder of an RLDS or LeRobot dataset or of a converted one"
             )
         return folder
-    if not is_rlds(source):
-        raise FileNotFoundError(
-            f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
-            "(which has a features.json and a dataset_info.json)"
-        )
-    convert(source, folder, split=split, overwrite=force)
+    convert(source, folder, split=split, overwrite=force, allow_missing=allow_missing)
     return folder

@@ -1,4 +1,4 @@
-"""What is in a robot dataset, in numbers: of RLDS files and of converted datasets alike."""
+"""What is in a robot dataset, in numbers: of published files and of converted datasets alike."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from replaybank.datasets.openx.files import (
     read_progress,
 )
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Images, Key
-from replaybank.datasets.openx.sources.files import is_url
+from replaybank.datasets.openx.sources.files import is_url, size_of
 from replaybank.datasets.openx.sources.images import image_format
-from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+from replaybank.datasets.openx.sources.lerobot import LeRobotSource
+from replaybank.datasets.openx.sources.open import FileSource, open_source
+from replaybank.datasets.openx.sources.video_frames import VideoFrames
 from replaybank.datasets.openx.storage import DatasetStorage
 
 
@@ -37,7 +39,7 @@ class FieldSummary:
     Args:
         key: where it is.
         kind: ``"tensor"``, ``"text"`` or ``"image"``.
-        shape: shape of one value; images ``(H, W, C)`` in RLDS, ``(C, H, W)`` once converted.
+        shape: shape of one value; images ``(H, W, C)``, once converted ``(C, H, W)``.
         dtype: name of the dtype, ``"str"`` for text.
     """
 
@@ -53,7 +55,7 @@ class ImageSummary:
 
     Args:
         key: where they are.
-        form: ``"JPEG"``, ``"PNG"``, or ``"raw"`` where they are stored decoded.
+        form: ``"JPEG"``, ``"PNG"``, a video's codec, or ``"raw"`` where they are stored decoded.
         height: pixels.
         width: pixels.
         channels: 3 for colour.
@@ -74,7 +76,7 @@ class DatasetSummary:
 
     Args:
         path: its folder, or URL.
-        form: ``"RLDS"`` or ``"converted"``.
+        form: ``"RLDS"``, ``"LeRobot"`` or ``"converted"``.
         name: of the dataset.
         version: as it was published.
         split: the part that was looked at.
@@ -90,7 +92,7 @@ class DatasetSummary:
     """
 
     path: str
-    form: Literal["RLDS", "converted"]
+    form: Literal["RLDS", "LeRobot", "converted"]
     name: str
     version: str
     split: str
@@ -127,15 +129,15 @@ def summarise(
     split: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DatasetSummary:
-    """Say what is in an RLDS dataset or in a converted one.
+    """Say what is in a dataset, as it was published or converted. Files that are missing are told.
 
     Args:
-        path: its folder; of an RLDS dataset also the folder above the one version, or a URL.
-        split: which part of an RLDS dataset, ``"train"`` by default; a converted dataset has one.
-        on_progress: as for :func:`summarise_rlds`.
+        path: its folder, or a URL; of an RLDS dataset also the folder above the one version.
+        split: which part of a published dataset, ``"train"`` by default; a converted dataset has one.
+        on_progress: as for :func:`summarise_source`.
 
     Raises:
-        FileNotFoundError: it is neither.
+        FileNotFoundError: there is none.
         ValueError: there is no such split.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
@@ -146,11 +148,8 @@ def summarise(
         if split not in (None, found.split):
             raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
         return found
-    if not is_rlds(path):
-        there = is_url(path) or Path(path).exists()
-        what = "it is neither an RLDS dataset" if there else "there is no such folder: no RLDS dataset"
-        raise FileNotFoundError(f"{path}: {what} (dataset_info.json) nor a converted one ({MANIFEST})")
-    return summarise_rlds(RLDSSource(path, "train" if split is None else split), on_progress)
+    source = open_source(path, "train" if split is None else split, allow_missing=True)
+    return summarise_source(source, on_progress)
 
 
 def folder_bytes(path: str | PathLike[str]) -> int | None:
@@ -160,8 +159,8 @@ def folder_bytes(path: str | PathLike[str]) -> int | None:
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
 
-def summarise_rlds(
-    source: RLDSSource, on_progress: Callable[[int, int], None] | None = None
+def summarise_source(
+    source: FileSource, on_progress: Callable[[int, int], None] | None = None
 ) -> DatasetSummary:
     """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
 
@@ -178,16 +177,18 @@ def summarise_rlds(
     texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
     cameras = {key: _Camera(key) for key, spec in source.fields.items() if spec.kind == "image"}
     missing: Counter[Key] = Counter()
+    faults: Counter[str] = Counter()
     for done, shard in enumerate(shards, 1):
         for episode in source.episodes(shard):
             lengths.append(episode.length)
             missing.update(episode.missing)
+            faults.update(episode.faults)
             _note(episode, texts, cameras)
         if on_progress is not None:
             on_progress(done, len(shards))
     return DatasetSummary(
         path=source.path,
-        form="RLDS",
+        form="LeRobot" if isinstance(source, LeRobotSource) else "RLDS",
         name=source.name,
         version=source.version,
         split=source.split,
@@ -199,7 +200,11 @@ def summarise_rlds(
         lengths=tuple(lengths),
         images=tuple(camera.summary() for camera in cameras.values() if camera.frames),
         texts=texts,
-        notes=tuple(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
+        notes=(
+            *source.notes,
+            *(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
+            *(_times(fault, n) for fault, n in faults.items()),
+        ),
     )
 
 
@@ -291,10 +296,14 @@ def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
     )
 
 
+def _times(fault: str, times: int) -> str:
+    return fault if times == 1 else f"{fault} ({times:,} times)"
+
+
 def _faults(manifest: Manifest) -> Iterator[str]:
     """What the conversion put right, missed or left out."""
     for fault, times in manifest.faults.items():
-        yield f"{fault}: put right in {times} steps"
+        yield _times(fault, times)
     for key, episodes in manifest.missing.items():
         yield f"{'/'.join(key)} is missing in {len(episodes)} episodes"
     if manifest.skipped:
@@ -310,20 +319,36 @@ class _Camera:
 
     def __init__(self, key: Key) -> None:
         self.frames = 0
-        self._key, self._bytes = key, 0
+        self._key, self._bytes, self._counted = key, 0, 0
         self._form, self._shape = "", (0, 0, 0)
+        self._videos: set[str] = set()
 
     def add(self, images: Images) -> None:
+        if isinstance(images, VideoFrames):
+            self._add_video(images)
+            return
         frames = images.encoded()
         if not self.frames:
             self._form = (image_format(frames[0]) or "unknown").upper()
             height, width, *channels = images.decode(0, 1).shape[1:]
             self._shape = (height, width, channels[0] if channels else 1)
         self.frames += len(frames)
+        self._counted += len(frames)
         self._bytes += sum(map(len, frames))
 
+    def _add_video(self, images: VideoFrames) -> None:
+        if not self.frames:
+            info = images.info()
+            self._form = info.codec.upper()
+            self._shape = (info.height, info.width, info.channels)
+        self.frames += len(images)
+        if images.path not in self._videos:  # it may hold several episodes
+            self._videos.add(images.path)
+            self._counted += images.count()
+            self._bytes += size_of(images.path) or 0
+
     def summary(self) -> ImageSummary:
-        return ImageSummary(self._key, self._form, *self._shape, self._bytes / self.frames)
+        return ImageSummary(self._key, self._form, *self._shape, self._bytes / max(1, self._counted))
 
 
 def _note(episode: Episode, texts: Mapping[Key, Counter[str]], cameras: Mapping[Key, _Camera]) -> None:
