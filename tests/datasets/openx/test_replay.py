@@ -262,7 +262,7 @@ def test_a_dataset_id_is_no_path(root: Path, dataset_id: str) -> None:
 def test_a_dataset_that_is_not_there_says_where_it_was_looked_for(root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"'leg' in {root}"):
         OpenXExperienceReplay("leg", streaming=False, root=root)
-    with pytest.raises(FileNotFoundError, match="neither a converted dataset nor an RLDS folder"):
+    with pytest.raises(FileNotFoundError, match="no robot dataset: neither RLDS"):
         OpenXExperienceReplay("leg", streaming=False, root=root, source=root)
 
 

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -215,7 +218,73 @@ def test_wrong_figures_of_info_are_told_and_do_no_harm(tmp_path: Path) -> None:
         assert part in notes
     episodes = all_episodes(source)
     assert numbers(episodes[1]) == list(range(70, 115))
-    assert list(episodes[0].faults) == ["info.json declares 15 fps, timestamps are 30 a second"]
+    assert list(episodes[0].faults) == ["timestamps are not 15 a second, as info.json declares"]
+
+
+@pytest.mark.parametrize(("declared", "written"), [("v2.1", "v3.0"), ("v3.0", "v2.1")])
+def test_a_wrong_version_is_found_out_by_the_files(declared: str, written: str, tmp_path: Path) -> None:
+    path = write_lerobot(tmp_path / "set", written, LENGTHS)
+    edit_json(path / "meta/info.json", codebase_version=declared)
+    source = LeRobotSource(path)
+    assert source.notes == (
+        f"codebase_version: info.json declares {declared}, found the files of version {written[1]}",
+    )
+    check(source)
+
+
+def test_episodes_that_share_frames_by_their_listed_times_are_told(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = write_lerobot(tmp_path / "set", "v3.0", (20, 30, 10))
+    listed = path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(listed)
+    name = f"videos/{CAMERA}/from_timestamp"
+    # As if the last frame of each episode had no duration.
+    times = pa.array([0.0, 19 / FPS, 48 / FPS])
+    pq.write_table(table.set_column(table.column_names.index(name), name, times), listed)
+    assert LeRobotSource(path).notes == ("from_timestamp lies within the episode before: episodes 1, 2",)
+
+
+def test_lists_of_several_files_are_read_whole(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = write_lerobot(tmp_path / "set", "v3.0", LENGTHS)
+    listed = path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(listed)
+    pq.write_table(table.slice(0, 1), listed)
+    pq.write_table(table.slice(2, 1), listed.with_name("file-001.parquet"))
+    (path / "meta/episodes/chunk-001").mkdir()
+    pq.write_table(table.slice(1, 1), path / "meta/episodes/chunk-001/file-000.parquet")
+    check(LeRobotSource(path))
+
+
+def test_an_episode_listed_twice_is_an_error(tmp_path: Path) -> None:
+    path = write_lerobot(tmp_path / "set", "v2.1", (5, 6), None)
+    lines = path / "meta/episodes.jsonl"
+    lines.write_text(lines.read_text() + lines.read_text())
+    with pytest.raises(DataFormatError, match="episode 0 is listed twice"):
+        LeRobotSource(path)
+
+
+def test_a_table_that_expands_beyond_reason_is_refused(tmp_path: Path) -> None:
+    """Runs of equal values take a few bytes whatever their length."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = 1 << 20
+    path = write_lerobot(tmp_path / "set", "v2.1", (5,), None)
+    data = path / "data/chunk-000/episode_000000.parquet"
+    same = pa.array(np.zeros(rows, np.float32))
+    names = ["observation.state", "action", "timestamp"]
+    table = pa.table(
+        {name: pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 32)), 32) for name in names[:2]}
+        | {"timestamp": same}
+    )
+    pq.write_table(table, data, compression="zstd")
+    assert data.stat().st_size < 1 << 20
+    with pytest.raises(DataFormatError, match="expand to more than"):
+        all_episodes(LeRobotSource(path))
 
 
 def test_a_wrong_length_in_the_list_of_version_2_is_told(tmp_path: Path) -> None:
@@ -224,7 +293,7 @@ def test_a_wrong_length_in_the_list_of_version_2_is_told(tmp_path: Path) -> None
     lines.write_text(lines.read_text().replace('"length": 30', '"length": 28'))
     episodes = all_episodes(LeRobotSource(path))
     assert [e.length for e in episodes] == [20, 30]
-    assert list(episodes[1].faults) == ["the metadata lists 28 steps of an episode, there are 30"]
+    assert list(episodes[1].faults) == ["an episode has another number of steps than the metadata lists"]
     assert numbers(episodes[1]) == list(range(20, 50))
 
 
@@ -574,8 +643,6 @@ def test_templates_are_filled_in_and_lead_nowhere_else() -> None:
 
 def test_no_code_in_a_parquet_file_is_run(tmp_path: Path) -> None:
     """A column may name a Python class, pickled, as its type."""
-    import os
-
     import pyarrow.parquet as pq
 
     class Bomb:
@@ -597,3 +664,15 @@ def test_no_code_in_a_parquet_file_is_run(tmp_path: Path) -> None:
     with contextlib.suppress(DataFormatError):
         all_episodes(source)
     assert not (tmp_path / "ran").exists()
+
+
+def test_damaged_metadata_and_tables_give_an_error_of_ours_or_a_right_result() -> None:
+    """The script checks what is read, and the memory that reading takes; a crash would end its process."""
+    script = Path(__file__).with_name("fuzz_lerobot.py")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, str(script), "250"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "read" in done.stdout
+    assert "DataFormatError" in done.stdout

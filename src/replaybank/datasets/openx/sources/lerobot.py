@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
-from replaybank.datasets.openx.sources.files import exists, join
-from replaybank.datasets.openx.sources.lerobot_episodes import EpisodeRow, read_episodes, read_tasks
+from replaybank.datasets.openx.sources.files import exists, is_url, join
+from replaybank.datasets.openx.sources.lerobot_episodes import (
+    EpisodeRow,
+    found_major,
+    read_episodes,
+    read_tasks,
+)
 from replaybank.datasets.openx.sources.lerobot_features import (
     NUMBERING,
     TASK,
@@ -89,7 +96,9 @@ class LeRobotSource:
         info = read_info(folder)
         self.path: str = folder
         """Folder of the files."""
-        self.name: str = os.path.basename(folder.rstrip("/\\")) or folder
+        self.name: str = (
+            (folder if is_url(folder) else os.path.abspath(folder)).rstrip("/").rpartition("/")[2]
+        )
         self.version: str = info.version
         self.split: str = split
         self.fps: float | None = info.fps
@@ -97,11 +106,19 @@ class LeRobotSource:
         self._info = info
         self._features = _chosen(info.features, exclude, info.where)
         cameras = tuple(f.name for f in self._features if f.dtype == "video")
-        listed = read_episodes(folder, info.major, cameras)
-        tasks = read_tasks(folder, info.major)
+        major = found_major(folder, info.major)
+        listed = read_episodes(folder, major, cameras)
+        tasks = read_tasks(folder, major)
+        notes = []
+        if major != info.major:
+            notes.append(
+                declared_and_found("codebase_version", "", info.version, f"the files of version {major}")
+            )
+            info = self._info = replace(info, major=major)
         self._files = LeRobotFiles(folder, info, listed, cameras)
         self._bases = _first_rows(listed)
-        self._notes = [*self._files.notes, *_about_counts(info.episodes, info.frames, listed)]
+        self._notes = [*notes, *self._files.notes, *_about_counts(info.episodes, info.frames, listed)]
+        self._notes += _about_videos(listed, info.fps)
         self.splits: Mapping[str, int | None] = _splits(info.splits, listed)
         """Every declared split and its number of episodes."""
         rows = self._chosen_rows(listed, split)
@@ -306,6 +323,24 @@ def _about_counts(episodes: int | None, frames: int | None, listed: Sequence[Epi
     for name, declared, found in (("total_episodes", episodes, len(listed)), ("total_frames", frames, steps)):
         if declared not in (None, found):
             yield f"{name}: info.json declares {declared}, found {found} listed"
+
+
+def _about_videos(listed: Sequence[EpisodeRow], fps: float | None) -> Iterator[str]:
+    """Episodes whose frames begin before those of the episode before them end."""
+    parts: dict[tuple[str, int, int], list[tuple[float, EpisodeRow]]] = defaultdict(list)
+    for row in listed:
+        for camera, part in row.videos.items():
+            parts[(camera, part.chunk, part.file)].append((part.start, row))
+    overlapping = [
+        str(two.index)
+        for found in parts.values()
+        for (start, one), (after, two) in pairwise(
+            sorted(found, key=lambda entry: (entry[0], entry[1].index))
+        )
+        if fps and after < start + (one.length - 0.5) / fps
+    ]
+    if overlapping:
+        yield f"from_timestamp lies within the episode before: episodes {some(overlapping)}"
 
 
 def _first_rows(listed: Sequence[EpisodeRow]) -> dict[tuple[int, int], tuple[int, dict[int, int]]]:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count, pairwise, takewhile
 from typing import Any, Final
 
 from replaybank.datasets.openx.sources.files import exists, join, list_names, open_binary
@@ -58,6 +58,17 @@ class EpisodeRow:
     file: int = 0
     start: int = -1
     videos: Mapping[str, VideoPart] = field(default_factory=dict)
+
+
+def found_major(folder: str, declared: int) -> int:
+    """The version whose list of episodes is there, whatever is declared."""
+    lines = exists(join(folder, EPISODES_LINES))
+    if declared == 2 and not lines:
+        tables = next(_tables(folder), None) is not None
+        return 3 if tables else 2
+    if declared == 3 and lines:
+        return 3 if next(_tables(folder), None) is not None else 2
+    return declared
 
 
 def read_episodes(folder: str, major: int, cameras: Sequence[str]) -> list[EpisodeRow]:
@@ -121,7 +132,10 @@ def _from_tables(folder: str, cameras: Sequence[str]) -> Iterator[EpisodeRow]:
     plain = ["episode_index", "length", "tasks", "data/chunk_index", "data/file_index"]
     plain += ["dataset_from_index", "dataset_to_index"]
     parts = [f"videos/{c}/{n}" for c in cameras for n in ("chunk_index", "file_index", "from_timestamp")]
-    for path in _tables(folder):
+    tables = list(_tables(folder))
+    if not tables:
+        raise FileNotFoundError(f"{folder} lists no episodes: there is no Parquet file in {EPISODES_FOLDER}")
+    for path in tables:
         with open_parquet(path) as file:
             for batch in row_batches(file, path, [*plain, *parts]):
                 for number, raw in enumerate(batch):
@@ -131,38 +145,28 @@ def _from_tables(folder: str, cameras: Sequence[str]) -> Iterator[EpisodeRow]:
 def _tables(folder: str) -> Iterator[str]:
     """The files of the list, in order; where they cannot be listed, one after the other is asked for."""
     top = join(folder, EPISODES_FOLDER)
-    found = False
+    chunks = _names(top)
+    if chunks is None:
+        for chunk in count():
+            paths = (join(top, f"chunk-{chunk:03d}/file-{number:03d}.parquet") for number in count())
+            there = list(takewhile(exists, paths))
+            if not there:
+                return
+            yield from there
+        return
+    for name in sorted(chunks):
+        if name.endswith(".parquet"):
+            yield join(top, name)
+        else:
+            inner = _names(join(top, name)) or set()
+            yield from (join(join(top, name), own) for own in sorted(inner) if own.endswith(".parquet"))
+
+
+def _names(folder: str) -> set[str] | None:
     try:
-        chunks = list_names(top)
+        return list_names(folder)
     except (FileNotFoundError, NotADirectoryError):
-        chunks = set()
-    if chunks is not None:
-        for chunk in sorted(chunks):
-            if chunk.endswith(".parquet"):
-                found = True
-                yield join(top, chunk)
-                continue
-            try:
-                names = list_names(join(top, chunk)) or set()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            for name in sorted(name for name in names if name.endswith(".parquet")):
-                found = True
-                yield join(join(top, chunk), name)
-    else:
-        for chunk_number in count():
-            for number in count():
-                path = join(top, f"chunk-{chunk_number:03d}/file-{number:03d}.parquet")
-                if not exists(path):
-                    break
-                found = True
-                yield path
-            else:
-                continue
-            if number == 0:
-                break
-    if not found:
-        raise FileNotFoundError(f"{folder} lists no episodes: there is no Parquet file in {EPISODES_FOLDER}")
+        return set()
 
 
 def _row(raw: Mapping[str, Any], cameras: Sequence[str], place: str, texts: dict[str, str]) -> EpisodeRow:

@@ -107,7 +107,7 @@ def terminal(ends: Mapping[str, np.ndarray[Any, Any]], length: int) -> np.ndarra
 
 def declared_and_found(name: str, what: str, declared: Any, found: Any) -> str:
     """A line about a figure of info.json that is not so."""
-    return f"{name}: info.json declares {what} {declared}, found {found}"
+    return f"{name}: info.json declares {what}{' ' if what else ''}{declared}, found {found}"
 
 
 def some(names: Sequence[str], shown: int = 6) -> str:

@@ -76,7 +76,7 @@ class StepReader:
         faults: Counter[str] = Counter()
         length = table.num_rows
         if length != row.length:
-            faults[f"the metadata lists {row.length} steps of an episode, there are {length}"] += 1
+            faults["an episode has another number of steps than the metadata lists"] += 1
         self._check_numbering(row, table, faults)
         steps: dict[Key, Column] = {}
         ends = {}
@@ -180,5 +180,5 @@ class StepReader:
         if period <= 0:
             raise DataFormatError(f"most steps have the timestamp of the one before, such as {times[0]}")
         if self.fps and abs(period * self.fps - 1) > RATE_TOLERANCE:
-            faults[f"info.json declares {self.fps:g} fps, timestamps are {1 / period:.3g} a second"] += 1
+            faults[f"timestamps are not {self.fps:g} a second, as info.json declares"] += 1
         return times, period

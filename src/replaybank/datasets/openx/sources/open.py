@@ -6,6 +6,7 @@ import os
 from typing import TypeAlias
 
 from replaybank.datasets.openx.sources.files import is_url
+from replaybank.datasets.openx.sources.info import FEATURES_FILE, INFO_FILE
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource, is_lerobot
 from replaybank.datasets.openx.sources.lerobot_info import INFO_FILE as LEROBOT_INFO
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
@@ -47,6 +48,6 @@ def open_source(
     if not is_url(path) and not os.path.exists(path):
         raise FileNotFoundError(f"{path}: there is no such folder")
     raise FileNotFoundError(
-        f"{path} is neither an RLDS folder (which has a features.json and a dataset_info.json) nor a LeRobot "
-        f"dataset (which has a {LEROBOT_INFO})"
+        f"{path} is no robot dataset: neither RLDS ({FEATURES_FILE} and {INFO_FILE}), nor LeRobot "
+        f"({LEROBOT_INFO}), nor a converted one (manifest.json)"
     )
