@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
@@ -238,7 +239,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(given or ["--help"], prog_name="replaybank", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(given or ["--help"], prog_name="replaybank", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(given)
@@ -277,6 +280,11 @@ def _say(text: str, status: int, kind: str = "error: ") -> int:
     if sys.stderr is not None:
         print(f"replaybank: {kind}{' '.join(text.split())}", file=sys.stderr)
     return status
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning on one line: where in the sources it arose is nothing to a user."""
+    _say(str(message), 0, "warning: ")
 
 
 def _missing_package(error: BaseException) -> str:

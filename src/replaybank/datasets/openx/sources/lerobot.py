@@ -79,6 +79,30 @@ class LeRobotSource:
         ValueError: there is no such split or feature; the message names those there are.
         UnsupportedFeatureError: the dataset is of another version.
         DataFormatError: a file of the metadata is not what it should be.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> import pyarrow as pa
+        >>> import pyarrow.parquet as pq
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = pathlib.Path(folder.name, "push")
+        >>> for part in ("meta", "data/chunk-000"):
+        ...     (path / part).mkdir(parents=True)
+        >>> features = {name: {"dtype": "float32", "shape": [2]} for name in ("observation.state", "action")}
+        >>> info = {"codebase_version": "v2.1", "fps": 10, "features": features}
+        >>> _ = (path / "meta/info.json").write_text(json.dumps(info))
+        >>> one = {"episode_index": 0, "length": 3, "tasks": ["push"]}
+        >>> _ = (path / "meta/episodes.jsonl").write_text(json.dumps(one))
+        >>> table = pa.table({name: [[0.0, 0.1]] * 3 for name in features})
+        >>> pq.write_table(table, path / "data/chunk-000/episode_000000.parquet")
+        >>> source = LeRobotSource(path)
+        >>> episode = next(source.episodes(source.shards()[0]))
+        >>> episode.steps["observation", "state"].shape, episode.steps["task",]
+        ((3, 2), ['push', 'push', 'push'])
+        >>> source.notes
+        ('observation.state: info.json declares dtype float32, found float64',
+         'action: info.json declares dtype float32, found float64')
+        >>> folder.cleanup()
     """
 
     def __init__(
