@@ -131,10 +131,13 @@ def test_sources_pickle_while_videos_are_open(tmp_path: Path) -> None:
 
 def test_many_short_episodes_share_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replaybank.datasets.openx.sources.lerobot.SHARD_STEPS", 100)
+    monkeypatch.setattr("replaybank.datasets.openx.sources.lerobot.NUMBERS_SHARD_STEPS", 200)
     for version in ("v2.1", "v3.0"):
-        source = LeRobotSource(write_lerobot(tmp_path / version, version, (40, 31, 52, 25, 130), None))
-        assert [shard.episodes for shard in source.shards()] == [2, 2, 1]
+        path = write_lerobot(tmp_path / version, version, (40, 31, 52, 25, 130))
+        source = LeRobotSource(path)
+        assert [(shard.episodes, shard.steps) for shard in source.shards()] == [(2, 71), (2, 77), (1, 130)]
         assert [e.length for e in all_episodes(source)] == [40, 31, 52, 25, 130]
+        assert [shard.episodes for shard in LeRobotSource(path, exclude=[CAMERA]).shards()] == [4, 1]
 
 
 def test_files_behind_urls_are_read(tmp_path: Path) -> None:

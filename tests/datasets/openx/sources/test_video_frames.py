@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import pickle
 import threading
 from fractions import Fraction
@@ -381,3 +383,19 @@ def test_depth_of_sixteen_bits_comes_as_it_was(tmp_path: Path) -> None:
     )
     assert frames.info().dtype == np.uint16
     assert np.array_equal(frames.decode()[..., 0], depth)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_and_its_parent_both_read_on(long_video: Path) -> None:
+    """Decoders have threads, of which a fork keeps none: one that was open would wait for them for ever."""
+    frames = frames_of(long_video)
+    assert shown_numbers(frames.decode(0, 7)) == list(range(7))
+    context = multiprocessing.get_context("fork")
+    numbers = context.SimpleQueue()
+    child = context.Process(target=lambda: numbers.put(shown_numbers(frames.decode(7, 20))))
+    child.start()
+    assert numbers.get() == list(range(7, 20))
+    child.join()
+    assert child.exitcode == 0
+    assert shown_numbers(frames.decode(7, 20)) == list(range(7, 20))

@@ -41,6 +41,8 @@ from replaybank.errors import DataFormatError
 
 SHARD_STEPS: Final = 4096
 """Steps that make a shard, the unit of work and of resuming: a few seconds of decoding a camera."""
+NUMBERS_SHARD_STEPS: Final = 32 * SHARD_STEPS
+"""The same without cameras: a group of rows is decoded from its beginning for every shard that begins in it."""
 
 
 def is_lerobot(path: str | os.PathLike[str]) -> bool:
@@ -147,7 +149,8 @@ class LeRobotSource:
         """Every declared split and its number of episodes."""
         rows = self._chosen_rows(listed, split)
         self._rows, self.missing = self._present(rows, split, allow_missing)
-        self._groups = _shards(self._rows, info.major)
+        seen = any(feature.dtype in ("video", "image") for feature in self._features)
+        self._groups = _shards(self._rows, info.major, SHARD_STEPS if seen else NUMBERS_SHARD_STEPS)
         videos = OpenVideos(video_threads)
         fields = settle_fields(
             info,
@@ -396,15 +399,15 @@ def _last_in_video(rows: Sequence[EpisodeRow]) -> set[tuple[int, str]]:
     return {(index, camera) for (camera, _, _), (_, index) in last.items()}
 
 
-def _shards(rows: Sequence[EpisodeRow], major: int) -> list[list[EpisodeRow]]:
-    """Runs of episodes of about :data:`SHARD_STEPS` steps, of version 3 within one data file."""
+def _shards(rows: Sequence[EpisodeRow], major: int, most: int) -> list[list[EpisodeRow]]:
+    """Runs of episodes of ``most`` steps at most, or of one, of version 3 within one data file."""
     groups: list[list[EpisodeRow]] = []
     if major == 3:
         rows = sorted(rows, key=lambda row: (row.chunk, row.file, row.start, row.index))
     steps = 0
     for row in rows:
         same = groups and (major == 2 or (row.chunk, row.file) == (groups[-1][0].chunk, groups[-1][0].file))
-        if not same or steps + row.length > SHARD_STEPS:
+        if not same or steps + row.length > most:
             groups.append([])
             steps = 0
         groups[-1].append(row)
