@@ -155,6 +155,25 @@ def test_files_behind_urls_are_read(tmp_path: Path) -> None:
         memory.rm("/lerobot_set", recursive=True)
 
 
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_where_folders_cannot_be_listed_few_files_are_asked_for(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind most web servers."""
+    path = write_lerobot(tmp_path / "set", version, LENGTHS)
+    asked: list[str] = []
+
+    def ask(name: str) -> bool:
+        asked.append(name)
+        return Path(name).is_file()
+
+    for module in ("lerobot_files", "lerobot_episodes"):
+        monkeypatch.setattr(f"replaybank.datasets.openx.sources.{module}.list_names", lambda _: None)
+        monkeypatch.setattr(f"replaybank.datasets.openx.sources.{module}.exists", ask)
+    check(LeRobotSource(path))
+    assert len(asked) <= 10
+
+
 def test_real_g1_files_are_read_and_the_missing_episodes_named() -> None:
     path = lerobot_g1_path()
     with pytest.raises(

@@ -42,7 +42,7 @@ from replaybank.errors import DataFormatError
 SHARD_STEPS: Final = 4096
 """Steps that make a shard, the unit of work and of resuming: a few seconds of decoding a camera."""
 NUMBERS_SHARD_STEPS: Final = 32 * SHARD_STEPS
-"""The same without cameras: a group of rows is decoded from its beginning for every shard that begins in it."""
+"""The same without cameras: a group of rows is decoded from its beginning for each shard that is in it."""
 
 
 def is_lerobot(path: str | os.PathLike[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,11 +56,21 @@ class LeRobotFiles:
             self._info = declared
 
     def _any_data(self, episodes: Sequence[EpisodeRow]) -> bool:
-        return any(self.there(self.data(row)) for row in episodes)
+        return self._any(self.data(row) for row in episodes)
 
     def _any_video(self, episodes: Sequence[EpisodeRow], cameras: Sequence[str]) -> bool:
         names = (self.video(row, camera) for row in episodes for camera in cameras)
-        return any(name is not None and self.there(name) for name in names)
+        return self._any(name for name in names if name is not None)
+
+    def _any(self, names: Iterable[str]) -> bool:
+        """Whether one of the files is there; only the first is asked for where folders cannot be listed."""
+        for name in names:
+            listed = self._names(name.rpartition("/")[0])
+            if listed is None:
+                return exists(self.path(name))
+            if name.rpartition("/")[2] in listed:
+                return True
+        return False
 
     def data(self, row: EpisodeRow) -> str:
         """Name of an episode's data file, within the dataset.
@@ -109,13 +119,14 @@ class LeRobotFiles:
     def there(self, name: str) -> bool:
         """Whether a file within the dataset is there. O(1) after the first one of its folder."""
         parent, _, own = name.rpartition("/")
-        if parent not in self._listed:
-            self._listed[parent] = self._list(parent)
-        names = self._listed[parent]
-        return own in names if names is not None else exists(self.path(name))
+        listed = self._names(parent)
+        return listed is None or own in listed
 
-    def _list(self, parent: str) -> set[str] | None:
-        try:
-            return list_names(self.path(parent) if parent else self.folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return set()
+    def _names(self, parent: str) -> set[str] | None:
+        """Names in a folder; ``None`` where it cannot be listed."""
+        if parent not in self._listed:
+            try:
+                self._listed[parent] = list_names(self.path(parent) if parent else self.folder)
+            except (FileNotFoundError, NotADirectoryError):
+                self._listed[parent] = set()
+        return self._listed[parent]
