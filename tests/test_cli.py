@@ -57,7 +57,7 @@ def test_version() -> None:
     assert result.output == f"replaybank {replaybank.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "convert", "info", "verify"])
+@pytest.mark.parametrize("command", ["demo", "convert", "info", "stats", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])
     assert result.exit_code == 0
@@ -479,3 +479,20 @@ def test_a_disk_without_room_is_one_line_that_names_the_folder(
     said = capsys.readouterr().err
     assert said.startswith(f"replaybank: error: {tmp_path / 'made'}: ")
     assert "1000 bytes are free" in said
+
+
+def test_stats_shows_a_line_for_each_number(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    assert cli.run(["stats", str(made), "--key", "action", "--key", "observation/hand_image"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line] == [
+        *("action:", "number", "0", "1"),
+        *("observation/hand_image:", "number", "0", "1", "2"),
+    ]
+    assert cli.run(["stats", str(made), "--key", "speed"]) == cli.MISUSED
+    assert "--key speed: there is no such entry; there are" in capsys.readouterr().err
+    assert cli.run(["stats", str(arm_folder)]) == cli.FAILED
+    assert "holds no converted dataset" in capsys.readouterr().err

@@ -7,12 +7,16 @@ if TYPE_CHECKING:
     from replaybank.buffers import (
         PrioritizedReplayBuffer,
         ReplayBuffer,
+        ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
+        TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import LeRobotSource, RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, LeRobotSource, RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -68,6 +73,8 @@ __all__ = [
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
+    "EntryStats",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -78,6 +85,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "Normalize",
     "OpenXExperienceReplay",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -86,6 +94,7 @@ __all__ = [
     "RLDSWriter",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
@@ -105,6 +114,8 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -120,15 +131,20 @@ _HOMES = {
     "buffers": [
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
     ],
     "datasets.openx": [
+        "EntryStats",
+        "Normalize",
         "OpenXExperienceReplay",
         "convert",
         "verify",
     ],
     "datasets.openx.sources": [
+        "HubTarSource",
         "LeRobotSource",
         "RLDSSource",
         "RLDSWriter",
@@ -139,6 +155,7 @@ _HOMES = {
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [

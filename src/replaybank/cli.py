@@ -1,4 +1,4 @@
-"""What a person types: ``replaybank demo``, ``convert``, ``info``, ``verify``."""
+"""What a person types: ``replaybank demo``, ``convert``, ``info``, ``stats``, ``verify``."""
 
 from __future__ import annotations
 
@@ -196,6 +196,30 @@ def _reading(unit: str, *, quiet: bool = False) -> Iterator[Callable[[int, int],
             bars[0].update(done - bars[0].n)
 
         yield show
+
+
+@app.command()
+def stats(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a converted dataset.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An entry, its path joined by '/'; may be given several times. [default: all numbers]"
+        ),
+    ] = None,
+    images: Annotated[bool, typer.Option("--images", help="Look at the cameras too, by channel.")] = False,
+) -> None:
+    """Show mean, deviation, range and quantiles of a converted dataset's entries, number by number."""
+    from replaybank.datasets.openx.stats import dataset_stats
+    from replaybank.datasets.openx.storage import DatasetStorage
+    from replaybank.show import show_stats
+
+    dataset = DatasetStorage(_path(path))
+    there = {"/".join(leaf.key): leaf.key for leaf in dataset.manifest.leaves}
+    unknown = [asked for asked in key or () if asked not in there]
+    if unknown:
+        raise typer.BadParameter(f"--key {unknown[0]}: there is no such entry; there are {', '.join(there)}")
+    show_stats(dataset_stats(dataset, [there[asked] for asked in key] if key else None, images=images))
 
 
 @app.command()

@@ -118,7 +118,7 @@ def test_what_is_declared_and_not_so_is_kept_with_the_conversion(tmp_path: Path)
 def test_a_source_is_opened_by_what_lies_there(tmp_path: Path) -> None:
     path = write_lerobot(tmp_path / "set", "v2.1", (5,), None)
     assert isinstance(open_source(path), LeRobotSource)
-    with pytest.raises(FileNotFoundError, match=r"neither RLDS .* nor LeRobot"):
+    with pytest.raises(FileNotFoundError, match=r"nor one of RLDS .*, LeRobot \(meta/info.json\)"):
         open_source(tmp_path)
 
 

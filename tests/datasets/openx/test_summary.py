@@ -81,9 +81,9 @@ def test_the_folder_above_the_one_version_stands_for_it(arm_folder: Path) -> Non
 def test_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(FileNotFoundError, match=r"no robot dataset: neither RLDS .* nor a converted one"):
+        with pytest.raises(FileNotFoundError, match=r"neither a converted dataset .* nor one of RLDS"):
             summarise(path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such file or folder"):
         summarise(tmp_path / "nowhere")
 
 

@@ -12,6 +12,7 @@ A folder holds
 ``episodes.bin``        int64 ``[episodes, 2]``: first step and length of each episode
 ``strings.jsonl``       the distinct texts, one JSON string a line; leaves of text hold line numbers
 ``metadata.jsonl``      one JSON object an episode: where it came from and its metadata
+``stats.json``          statistics of entries, once somebody asked for them
 ``checksums.bin``       uint32 ``[episodes, files]``: CRC-32C of what each episode has in each data file
 ======================  ====================================================================================
 
@@ -39,6 +40,7 @@ EPISODES = "episodes.bin"
 STRINGS = "strings.jsonl"
 METADATA = "metadata.jsonl"
 CHECKSUMS = "checksums.bin"
+STATS = "stats.json"
 
 FORMAT = "replaybank.dataset"
 VERSION = 2
@@ -111,7 +113,8 @@ class Manifest:
     Args:
         name: name of the dataset.
         split: split that was converted.
-        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard.
+        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard; and
+            which corrections were made, if any: cameras with blue first, last steps dropped.
         layout: where the stored leaves of a step lie that are kept as numbers.
         kinds: ``"text"`` and ``"image"`` leaves by key; all others hold numbers.
         shards: the shards done, in order.
@@ -164,6 +167,13 @@ class Manifest:
         for number in range(len(self.encoded)):
             names += [ends_name(number), frames_name(number)]
         return names
+
+    @property
+    def bgr(self) -> frozenset[tuple[str, ...]]:
+        """Cameras whose frames had blue first in the origin; frames that are kept encoded still have."""
+        corrections = self.origin.get("corrections")
+        keys = corrections.get("bgr") if isinstance(corrections, dict) else None
+        return frozenset(tuple(map(str, key)) for key in keys or () if isinstance(key, list))
 
     def sizes(self) -> dict[str, int]:
         """Bytes that count of each file beside the manifest."""

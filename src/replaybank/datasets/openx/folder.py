@@ -11,6 +11,7 @@ from replaybank.datasets.openx.files import (
     METADATA,
     PROGRESS,
     ROWS,
+    STATS,
     STRINGS,
     is_converted,
 )
@@ -45,15 +46,15 @@ def check_ours(folder: Path) -> None:
 
 def _ours(folder: Path) -> set[str]:
     """Names in a folder that only a conversion makes."""
-    fixed = {MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA, CHECKSUMS}
+    fixed = {MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA, CHECKSUMS, STATS}
     names = {entry.name for entry in folder.iterdir() if entry.is_file()}
     numbered = {name for name in names if name.startswith(_NUMBERED) and name.endswith(".bin")}
     return (names & fixed) | numbered | temporary(folder)
 
 
 def temporary(folder: Path) -> set[str]:
-    """Names of new versions of the progress that have not replaced the old one."""
-    return {path.name for path in folder.glob(f".{PROGRESS}.*.tmp")}
+    """Names of new versions of files that have not replaced the old one."""
+    return {path.name for name in (PROGRESS, STATS) for path in folder.glob(f".{name}.*.tmp")}
 
 
 def claim(folder: Path) -> FolderLock:

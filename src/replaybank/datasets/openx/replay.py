@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
+from replaybank.datasets.openx.sources.open import locate
+from replaybank.datasets.openx.sources.origins import ORIGINS
+from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
 from replaybank.samplers.base import Sampler
+from replaybank.storages.layout import Key
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -56,7 +61,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: must be ``False`` in this version, which converts and stores.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
-        download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
+        download: ``True`` fetches and converts what is not in ``root`` yet, from ``source`` or where the
+            catalog says that ``dataset_id`` is published; what was interrupted goes on. ``"force"`` does that
+            again, over what is there. Raw shards are kept beside the result, in ``<dataset_id>.download``,
+            only until they were read. A local ``source`` needs no download; with ``"force"`` it
             is converted again, over what is there.
         sampler: replaces the sampler that the arguments above would give.
         writer: replaces the :class:`ImmutableDatasetWriter`.
@@ -66,7 +74,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: applied to each batch.
         split_trajs: not in this version.
         strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: an RLDS or LeRobot folder, or a converted dataset; ``None``: what is in ``root``.
+        source: path or URL of an RLDS, LeRobot or converted dataset or of the hub's tar shards, or
+            ``"rlds"`` or ``"hub"``, where ``dataset_id`` is published in that form; ``None``: what is in
+            ``root``, else, to download it, where the catalog says.
         split: split to read.
         allow_missing: of a ``source`` that lacks files which it declares, take what is there.
         generator: source of all random draws; ``None``: torch's global one.
@@ -91,6 +101,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         True
         >>> folder.cleanup()
     """
+
+    available_datasets = AvailableDatasets()
+    """Ids of the Open X-Embodiment datasets; ``replaybank list`` says more of them."""
 
     def __init__(
         self,
@@ -128,8 +141,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         )
         if streaming:
             raise NotImplementedError("this version does not stream: pass streaming=False")
-        if download is True:
-            raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
         if split_trajs:
             raise NotImplementedError(
                 "this version does not store padded trajectories; see split_trajectories"
@@ -139,9 +150,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         self.shuffle = shuffle
         self._slicing = slicing
         self._given = source is not None and is_converted(Path(source).expanduser())
-        self.path = _locate(
-            dataset_id, source, root, split, force=download == "force", allow_missing=allow_missing
-        )
+        self.path = _locate(dataset_id, source, root, split, download, allow_missing=allow_missing)
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
         self.dataset = DatasetStorage(self.path)
@@ -205,6 +214,30 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         """
         return self.dataset.metadata(self._episode_number(number))
 
+    def stats(
+        self,
+        keys: Iterable[Key | str] | None = None,
+        *,
+        episodes: Sequence[int] | Tensor | None = None,
+        images: bool = False,
+    ) -> dict[Key, EntryStats]:
+        """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
+
+        Those over all episodes are computed once and stored with the dataset. O(steps log steps) for each
+        number of an entry.
+
+        Args:
+            keys: entries; by default all numbers but those that only count steps and mark ends.
+            episodes: numbers of the episodes that count, such as those to be trained on; all by default.
+            images: look at the frames of all cameras as well, by channel.
+
+        Raises:
+            KeyError: there is no such entry.
+            IndexError: there is no such episode.
+            ValueError: an entry is text, or no episode is selected.
+        """
+        return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
+
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
@@ -257,27 +290,34 @@ def _locate(
     source: str | os.PathLike[str] | None,
     root: str | os.PathLike[str] | None,
     split: str,
+    download: bool | str | None,
     *,
-    force: bool,
     allow_missing: bool,
 ) -> Path:
-    """The folder of the converted dataset, converting it first where a local origin is given."""
-    if source is not None and "://" not in os.fspath(source):
-        source = Path(source).expanduser()
-    if source is not None and is_converted(source):
-        return Path(source)
+    """The folder of the converted dataset, converting it first where an origin is given or to be found."""
+    path = None if source is None or source in ORIGINS else os.path.expanduser(os.fspath(source))
+    if path is not None and "://" not in path and is_converted(path):
+        return Path(path)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
     folder = Path(root).expanduser() if root is not None else default_root()
     folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
-    if source is None:
+    if path is None and (not download or (download is True and (folder / MANIFEST).is_file())):
         if not is_converted(folder):
             raise FileNotFoundError(
-                f"there is no converted dataset {dataset_id!r} in {folder.parent}: "
-                "pass source=, the folder of an RLDS or LeRobot dataset or of a converted one"
+                f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
+                "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
             )
         return folder
-    convert(source, folder, split=split, overwrite=force, allow_missing=allow_missing)
+    place = path if path is not None else locate(source, dataset_id)
+    convert(
+        place,
+        folder,
+        split=split,
+        overwrite=download == "force",
+        allow_missing=allow_missing,
+        dataset_id=dataset_id,
+    )
     return folder

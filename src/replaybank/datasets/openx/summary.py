@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,13 +23,23 @@ from replaybank.datasets.openx.files import (
     is_converted,
     read_progress,
 )
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Images, Key
+from replaybank.datasets.openx.sources.base import (
+    Episode,
+    EpisodeSource,
+    FieldSpec,
+    Images,
+    Key,
+    kind_of,
+    notes_of,
+)
 from replaybank.datasets.openx.sources.files import is_url, size_of
 from replaybank.datasets.openx.sources.images import image_format
-from replaybank.datasets.openx.sources.lerobot import LeRobotSource
-from replaybank.datasets.openx.sources.open import FileSource, open_source
+from replaybank.datasets.openx.sources.open import locate, open_published
 from replaybank.datasets.openx.sources.video_frames import VideoFrames
 from replaybank.datasets.openx.storage import DatasetStorage
+
+FORMS: Final = {"RLDSSource": "RLDS", "LeRobotSource": "LeRobot", "HubTarSource": "tar shards"}
+"""What a dataset is called, by the class that reads it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class DatasetSummary:
 
     Args:
         path: its folder, or URL.
-        form: ``"RLDS"``, ``"LeRobot"`` or ``"converted"``.
+        form: ``"RLDS"``, ``"LeRobot"``, ``"tar shards"`` or ``"converted"``.
         name: of the dataset.
         version: as it was published.
         split: the part that was looked at.
@@ -92,7 +102,7 @@ class DatasetSummary:
     """
 
     path: str
-    form: Literal["RLDS", "LeRobot", "converted"]
+    form: str
     name: str
     version: str
     split: str
@@ -148,7 +158,9 @@ def summarise(
         if split not in (None, found.split):
             raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
         return found
-    source = open_source(path, "train" if split is None else split, allow_missing=True)
+    source = open_published(
+        locate(path), split="train" if split is None else split, allow_missing_shards=True
+    )
     return summarise_source(source, on_progress)
 
 
@@ -160,7 +172,7 @@ def folder_bytes(path: str | PathLike[str]) -> int | None:
 
 
 def summarise_source(
-    source: FileSource, on_progress: Callable[[int, int], None] | None = None
+    source: EpisodeSource, on_progress: Callable[[int, int], None] | None = None
 ) -> DatasetSummary:
     """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
 
@@ -172,6 +184,8 @@ def summarise_source(
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
+    path: str = getattr(source, "path", "")
+    split: str = getattr(source, "split", "train")
     shards = source.shards()
     lengths: list[int] = []
     texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
@@ -187,21 +201,21 @@ def summarise_source(
         if on_progress is not None:
             on_progress(done, len(shards))
     return DatasetSummary(
-        path=source.path,
-        form="LeRobot" if isinstance(source, LeRobotSource) else "RLDS",
+        path=path,
+        form=FORMS.get(kind_of(source), kind_of(source)),
         name=source.name,
-        version=source.version,
-        split=source.split,
-        splits=tuple(source.splits),
+        version=getattr(source, "version", ""),
+        split=split,
+        splits=tuple(getattr(source, "splits", (split,))),
         complete=True,
-        bytes=folder_bytes(source.path),
+        bytes=folder_bytes(path) if path else None,
         fields=_fields(source.fields),
-        metadata_fields=_fields(source.metadata_fields),
+        metadata_fields=_fields(getattr(source, "metadata_fields", {})),
         lengths=tuple(lengths),
         images=tuple(camera.summary() for camera in cameras.values() if camera.frames),
         texts=texts,
         notes=(
-            *source.notes,
+            *notes_of(source),
             *(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
             *(_times(fault, n) for fault, n in faults.items()),
         ),

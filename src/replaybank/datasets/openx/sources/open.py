@@ -1,53 +1,166 @@
-"""From a path to the source of its episodes: what is there says which."""
+"""Opens a dataset of robot episodes, whatever form it is in and wherever it is."""
 
 from __future__ import annotations
 
 import os
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
+from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of
+from replaybank.datasets.openx.corrections import corrected
+from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.files import is_url
-from replaybank.datasets.openx.sources.info import FEATURES_FILE, INFO_FILE
+from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource, is_lerobot
 from replaybank.datasets.openx.sources.lerobot_info import INFO_FILE as LEROBOT_INFO
+from replaybank.datasets.openx.sources.origins import ORIGINS, public_url, url_of
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
 
-FileSource: TypeAlias = RLDSSource | LeRobotSource
-"""A source of what lies in files."""
+
+class Form(NamedTuple):
+    """A form in which datasets are published.
+
+    Args:
+        name: as people call it.
+        sign: what is found in a folder of that form.
+        matches: whether a path or URL, for a dataset's id, holds one.
+        open: makes the source of a path, split and id; the flag allows missing files, the number is that of
+            threads of a video decoder.
+    """
+
+    name: str
+    sign: str
+    matches: Callable[[str, str | None], bool]
+    open: Callable[[str, str, str | None, bool, int], EpisodeSource]
+
+
+FORMS: Final = (
+    Form(
+        "RLDS",
+        "dataset_info.json",
+        lambda path, _: is_rlds(path),
+        lambda path, split, _, missing, __: RLDSSource(path, split, allow_missing_shards=missing),
+    ),
+    Form(
+        "LeRobot",
+        LEROBOT_INFO,
+        lambda path, _: is_lerobot(path),
+        lambda path, split, _, missing, threads: LeRobotSource(
+            path, split, allow_missing=missing, video_threads=threads
+        ),
+    ),
+    Form(
+        "tar shards",
+        "<id>_00000.tar",
+        lambda path, name: is_hub_tar(path, name) or (name is not None and is_hub_tar(path)),
+        lambda path, split, name, missing, _: HubTarSource(
+            path,
+            split,
+            dataset_id=name if is_hub_tar(path, name) else None,
+            allow_missing_shards=missing,
+        ),
+    ),
+)
+"""In the order in which they are looked for."""
 
 
 def open_source(
-    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    dataset_id: str | None = None,
     split: str = "train",
     *,
-    allow_missing: bool = False,
+    allow_missing_shards: bool = False,
     video_threads: int = 0,
-) -> FileSource:
-    """The episodes of a folder or URL in one of the published forms: RLDS or LeRobot.
+    bgr: Sequence[str] | None = None,
+    last_step: LastStep | None = None,
+) -> EpisodeSource:
+    """The episodes of a dataset, given by its place or by its name, with its known faults put right.
 
     Args:
-        path: the folder, or for RLDS the one above its one version.
-        split: name of the split to read.
-        allow_missing: read what is there where files are missing.
+        source: a path or URL; ``"rlds"`` or ``"hub"``: where ``dataset_id`` is published in that form;
+            ``None``: where the catalog says that it is best taken from. An id of the catalog alone means
+            the same.
+        dataset_id: id in the catalog, which says what is to be put right; by default the dataset's own name.
+        split: which split.
+        allow_missing_shards: read the shards that are there when others are missing.
         video_threads: of each video decoder; 0: as many as there are cores.
+        bgr: cameras whose frames have blue first; by default those that the catalog names.
+        last_step: ``"keep"`` or ``"drop"`` the last step of each episode; by default what the catalog says.
 
     Raises:
-        FileNotFoundError: there is no such dataset, or files are missing.
-        ValueError: there is no such split.
-        DataFormatError: the dataset is not what its form says.
+        ValueError: there is no such dataset (the nearest names are given), split or camera; or the path holds
+            a converted dataset.
+        FileNotFoundError: there is nothing that can be read at that place, or shards are missing.
+        ConnectionError: the server cannot be reached.
 
-    >>> open_source("/nowhere")
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: /nowhere: there is no such folder
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> open_source(write_arm_dataset(folder.name + "/arm", episodes=1)).name
+        'two_link_arm'
+        >>> folder.cleanup()
     """
-    path = os.fspath(path)
-    if is_lerobot(path):
-        return LeRobotSource(path, split, allow_missing=allow_missing, video_threads=video_threads)
-    if is_rlds(path):
-        return RLDSSource(path, split, allow_missing_shards=allow_missing)
-    if not is_url(path) and not os.path.exists(path):
-        raise FileNotFoundError(f"{path}: there is no such folder")
-    raise FileNotFoundError(
-        f"{path} is no robot dataset: neither RLDS ({FEATURES_FILE} and {INFO_FILE}), nor LeRobot "
-        f"({LEROBOT_INFO}), nor a converted one (manifest.json)"
+    path = locate(source, dataset_id)
+    found = open_published(
+        path, dataset_id, split, allow_missing_shards=allow_missing_shards, video_threads=video_threads
     )
+    known = dataset_id if dataset_id in datasets() else None
+    return corrected(found, known, bgr=bgr, last_step=last_step)
+
+
+def open_published(
+    path: str,
+    dataset_id: str | None = None,
+    split: str = "train",
+    *,
+    allow_missing_shards: bool = False,
+    video_threads: int = 0,
+) -> EpisodeSource:
+    """The episodes at a path or URL as they were published, nothing put right. See :func:`open_source`."""
+    for form in FORMS:
+        if form.matches(path, dataset_id):
+            return form.open(path, split, dataset_id, allow_missing_shards, video_threads)
+    if is_converted(path):
+        raise ValueError(f"{path} is a converted dataset already; it can be used as it is")
+    raise FileNotFoundError(_nothing_at(path))
+
+
+def locate(source: str | os.PathLike[str] | None, dataset_id: str | None = None) -> str:
+    """The path or URL of a dataset, given as for :func:`open_source`.
+
+    Raises:
+        ValueError: there is no such dataset, or not in that form.
+    """
+    if source is None or (isinstance(source, str) and source in ORIGINS and not Path(source).exists()):
+        if dataset_id is None:
+            raise ValueError("a dataset is given by source=, its path or URL, or by dataset_id=")
+        facts = facts_of(dataset_id)
+        return url_of(facts, facts.origin if source is None else source)
+    path = os.fspath(source)
+    if is_url(path):
+        return public_url(path)
+    if is_name(path):
+        return locate(None, path)
+    return os.path.expanduser(path)
+
+
+def is_name(source: str | os.PathLike[str]) -> bool:
+    """Whether what was given is an id of the catalog, and not a path of this machine."""
+    path = os.fspath(source)
+    return path in datasets() and not Path(path).exists()
+
+
+def _nothing_at(path: str) -> str:
+    if not is_url(path) and not Path(path).exists():
+        near = ""
+        if not os.path.dirname(path):  # it may have been meant as a name
+            try:
+                facts_of(path)
+            except ValueError as error:
+                near = f", and {error}"
+        return f"{path}: there is no such file or folder{near}"
+    forms = ", ".join(f"{form.name} ({form.sign})" for form in FORMS)
+    return f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}"
