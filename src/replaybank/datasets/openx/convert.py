@@ -134,7 +134,7 @@ def convert(
         split,
         allow_missing_shards=allow_missing,
         # Cameras are decoded side by side: more threads for each would only be in each other's way.
-        video_threads=1 if options.threads > 1 else 0,
+        video_threads=0 if options.threads == 1 or options.encoded else 1,
         bgr=bgr,
         last_step=last_step,
     )

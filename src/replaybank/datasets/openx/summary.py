@@ -34,7 +34,7 @@ from replaybank.datasets.openx.sources.base import (
 )
 from replaybank.datasets.openx.sources.files import is_url, size_of
 from replaybank.datasets.openx.sources.images import image_format
-from replaybank.datasets.openx.sources.open import locate, open_published
+from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.sources.video_frames import VideoFrames
 from replaybank.datasets.openx.storage import DatasetStorage
 
@@ -158,9 +158,7 @@ def summarise(
         if split not in (None, found.split):
             raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
         return found
-    source = open_published(
-        locate(path), split="train" if split is None else split, allow_missing_shards=True
-    )
+    source = open_published(path, split="train" if split is None else split, allow_missing_shards=True)
     return summarise_source(source, on_progress)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 import lerobot_files as files
+from http_server import serving
 from lerobot_files import CAMERA, CODECS, FPS, SIDE, TASKS, columns, shown_numbers, write_lerobot
+from replaybank.datasets.openx.sources import connection
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.sources.images import encode_frame
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource, is_lerobot
@@ -156,6 +159,21 @@ def test_files_behind_urls_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_datasets_on_a_web_server_that_drops_connections_are_read(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "pause", lambda _: None)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    write_lerobot(tmp_path / "set", version, LENGTHS)
+    with serving(tmp_path) as server:
+        server.faults.drop, server.faults.drop_after = 6, 700
+        source = LeRobotSource(f"{server.url}/set")
+        assert source.name == "set"
+        check(source)
+        assert server.faults.drop == 0
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_where_folders_cannot_be_listed_few_files_are_asked_for(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +217,27 @@ def test_metadata_of_the_real_so101_dataset_is_read_and_its_absent_files_named()
     assert is_lerobot(path)
     with pytest.raises(FileNotFoundError, match=r"50 of 50 .*data/chunk-000/file-000.parquet.*none is there"):
         LeRobotSource(path, allow_missing=True)
+
+
+def test_metadata_of_the_real_so101_dataset_agrees_with_itself(tmp_path: Path) -> None:
+    """With files of the right names in place, though empty, it says what it holds."""
+    path = shutil.copytree(lerobot_so101_path(), tmp_path / "so101")
+    for name in (
+        "data/chunk-000/file-000.parquet",
+        "videos/observation.images.top_phone/chunk-000/file-000.mp4",
+    ):
+        (path / name).parent.mkdir(parents=True)
+        (path / name).touch()
+    source = LeRobotSource(path)
+    assert source.notes == ()
+    assert source.splits == {"train": 50}
+    shards = source.shards()
+    assert sum(shard.episodes or 0 for shard in shards) == 50
+    assert sum(shard.steps or 0 for shard in shards) == 22449
+    assert source.fields[("observation", "images", "top_phone")].shape == (480, 640, 3)
+    assert source.names[("action",)][-1] == "gripper.pos"
+    with pytest.raises(DataFormatError, match=r"file-000.parquet is damaged"):
+        next(source.episodes(shards[0]))
 
 
 def test_a_split_holds_the_episodes_of_its_ranges(tmp_path: Path) -> None:
