@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
+from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.sources.open import locate
 from replaybank.datasets.openx.sources.origins import ORIGINS
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
@@ -237,6 +238,49 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             ValueError: an entry is text, or no episode is selected.
         """
         return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
+
+    def preprocess(
+        self,
+        fn: Change,
+        num_workers: int | None = None,
+        *,
+        dest: str | os.PathLike[str],
+        overwrite: bool = False,
+        progress: bool | None = None,
+        images: Literal["raw", "encoded"] = "raw",
+        mp_start_method: str | None = None,
+    ) -> OpenXExperienceReplay:
+        """Make a changed copy of the dataset on the disk. Killed at any instant, the same call goes on.
+
+        Args:
+            fn: given each episode, a TensorDict ``[T]``, returns the one to be stored, of any length, or None
+                to leave it out. Entries that follow from others are made anew.
+            num_workers: processes that run ``fn``; 0 runs it here, by default one a core.
+            dest: folder of the copy; made if missing.
+            overwrite: replace what is in ``dest``.
+            progress: show a progress bar; by default where the error output is a terminal.
+            images: ``"raw"`` or, encoded anew, ``"encoded"``.
+            mp_start_method: how processes start; by default as Python does here.
+
+        Returns:
+            The copy, without a batch size.
+
+        Raises:
+            RuntimeError: ``fn`` failed; names the episode.
+            DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
+            FileExistsError: ``dest`` holds something else.
+        """
+        made = preprocess(
+            self.path,
+            fn,
+            dest,
+            num_workers=num_workers,
+            overwrite=overwrite,
+            progress=progress,
+            images=images,
+            mp_start_method=mp_start_method,
+        )
+        return OpenXExperienceReplay(made.name, streaming=False, source=dest, split=made.split)
 
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
