@@ -1,4 +1,4 @@
-"""Damages the metadata and the tables of a LeRobot dataset, over and over, and reads what is left.
+"""Damages metadata, tables and videos of LeRobot datasets, over and over, and reads what is left.
 
 ``PYTHONPATH=tests python tests/.../fuzz_lerobot.py 20000 [SEED]`` is the long run, a test does a short one.
 """
@@ -24,6 +24,7 @@ ALLOWED = (ReplaybankError, FileNotFoundError, IndexError)
 """What reading damaged files may raise: ours, and a file that its damaged name does not find."""
 MEMORY = 64 << 20
 """Bytes that reading a small damaged file may take."""
+DAMAGED = (".json", ".jsonl", ".parquet", ".mp4")
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, 10**30, 1e308, float("nan"), "", "a/../b", "/etc/passwd",
     "0:99999999999", "1:0", "{episode_index:99d}", "v3.0", "v2.0", "video", "image", "float64", "string",
@@ -122,10 +123,7 @@ def fuzz(originals: list[Path], rounds: int, seed: int) -> dict[str, int]:
     """Read so many damaged datasets; how often which error came, or none. Anything unforeseen is raised."""
     draw = random.Random(seed)
     found: dict[str, int] = {}
-    files = {
-        path: [f for f in path.rglob("*") if f.suffix in (".json", ".jsonl", ".parquet")]
-        for path in originals
-    }
+    files = {path: [f for f in path.rglob("*") if f.suffix in DAMAGED] for path in originals}
     for path in originals:
         read(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -151,9 +149,11 @@ def fuzz(originals: list[Path], rounds: int, seed: int) -> dict[str, int]:
         finally:
             file.write_bytes(whole)
         found[outcome] = found.get(outcome, 0) + 1
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-        if grown > MEMORY + 2 * len(broken):
-            raise AssertionError(f"round {number} of seed {seed}: {file} took {grown >> 20} MiB more")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if file.suffix == ".mp4":  # what a decoder takes is its own affair
+            before = max(before, peak)
+        elif peak - before > MEMORY + 2 * len(broken):
+            raise AssertionError(f"round {number} of seed {seed}: {file} took {peak - before >> 20} MiB more")
     return found
 
 

@@ -269,6 +269,13 @@ def test_a_colon_in_a_name_is_no_protocol(tmp_path: Path) -> None:
     assert shown_numbers(frames_of(tmp_path / "concat:a|b.mp4", 0, 5).decode()) == list(range(5))
 
 
+def test_a_title_in_no_known_encoding_does_not_matter(long_video: Path, tmp_path: Path) -> None:
+    content = long_video.read_bytes()
+    assert content.count(b"VideoHandler") == 1
+    (tmp_path / "titled.mp4").write_bytes(content.replace(b"VideoHandler", b"Vid\xe9oHandler"))
+    assert shown_numbers(frames_of(tmp_path / "titled.mp4").decode(0, 5)) == list(range(5))
+
+
 def test_a_missing_video_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere.mp4"):
         frames_of(tmp_path / "nowhere.mp4").decode()

@@ -82,13 +82,16 @@ class VideoReader:
     def _open(self) -> None:
         av = _av()
         self.close()
-        options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
+        how: dict[str, Any] = {
+            "options": {"format_whitelist": FORMATS, "protocol_whitelist": "file"},
+            "metadata_errors": "replace",  # titles and the like, which nobody asked for
+        }
         try:
             if is_url(self.path):
                 self._file = open_binary(self.path)
-                self._container = av.open(self._file, "r", options=options, buffer_size=_IO_BYTES)
+                self._container = av.open(self._file, "r", buffer_size=_IO_BYTES, **how)
             else:  # the prefix keeps a colon in a name from being read as a protocol
-                self._container = av.open(f"file:{os.path.abspath(self.path)}", "r", options=options)
+                self._container = av.open(f"file:{os.path.abspath(self.path)}", "r", **how)
             if not self._container.streams.video:
                 raise DataFormatError(f"{self.path} has no video stream")
             self._stream: Any = self._container.streams.video[0]
