@@ -19,6 +19,7 @@ from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
 from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.sources.open import is_origin
+from replaybank.datasets.openx.sources.origins import is_repository
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
@@ -49,7 +50,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
     Sampling is safe from any number of threads. Pickles as paths, not data.
 
     Args:
-        dataset_id: name of the dataset; with ``source`` a path, any name to keep it under.
+        dataset_id: name of the dataset, or the hub's repository of a LeRobot dataset (``"user/name"``); with
+            ``source`` a path, any name to keep it under.
         batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
             gives each trajectory once: whole, ``num_slices`` at a time, or a random slice of ``slice_len``.
         shuffle: draw in random order. ``False`` with slices or a batch size needs
@@ -74,10 +76,11 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: applied to each batch.
         split_trajs: not in this version.
         strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: path or URL of a dataset in RLDS form, of the hub's tar shards or of a converted dataset, or
-            ``"rlds"`` or ``"hub"``, where ``dataset_id`` is published in that form; ``None``: what is in
-            ``root``, else, to download it, where the catalog says.
+        source: path or URL of an RLDS, LeRobot or converted dataset or of the hub's tar shards, or
+            ``"rlds"``, ``"hub"`` or ``"lerobot"``, where ``dataset_id`` is published in that form; ``None``:
+            what is in ``root``, else, to download it, where the catalog says.
         split: split to read.
+        allow_missing: of a ``source`` that lacks files which it declares, take what is there.
         generator: source of all random draws; ``None``: torch's global one.
 
     Raises:
@@ -127,6 +130,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         strict_length: bool = True,
         source: str | os.PathLike[str] | None = None,
         split: str = "train",
+        allow_missing: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         streaming = streams(streaming, download)
@@ -148,7 +152,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         self.shuffle = shuffle
         self._slicing = slicing
         self._given = source is not None and is_converted(Path(source).expanduser())
-        self.path = _locate(dataset_id, source, root, split, download)
+        self.path = _locate(dataset_id, source, root, split, download, allow_missing=allow_missing)
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
         self.dataset = DatasetStorage(self.path)
@@ -332,12 +336,16 @@ def _locate(
     root: str | os.PathLike[str] | None,
     split: str,
     download: bool | str | None,
+    *,
+    allow_missing: bool,
 ) -> Path:
     """The folder of the converted dataset, converting it first where an origin is given or to be found."""
     path = None if source is None or is_origin(source) else os.path.expanduser(os.fspath(source))
     if path is not None and "://" not in path and is_converted(path):
         return Path(path)
-    if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
+    if dataset_id in ("", ".", "..") or (
+        Path(dataset_id).name != dataset_id and not is_repository(dataset_id)
+    ):
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
@@ -347,7 +355,8 @@ def _locate(
         if not is_converted(folder):
             raise FileNotFoundError(
                 f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
-                "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
+                "fetch an Open X-Embodiment dataset or a LeRobot dataset of the hub ('user/name'), or "
+                "source=, the path of one in any form"
             )
         return folder
     convert(
@@ -355,6 +364,7 @@ def _locate(
         folder,
         split=split,
         overwrite=download == "force",
+        allow_missing=allow_missing,
         dataset_id=dataset_id,
     )
     return folder

@@ -94,6 +94,12 @@ def kind_of(source: EpisodeSource) -> str:
     return str(getattr(source, "kind", type(source).__name__))
 
 
+def notes_of(source: EpisodeSource) -> tuple[str, ...]:
+    """What an origin found to be not as declared; of the one inside where it only changes another."""
+    inner = getattr(source, "source", None)
+    return tuple(getattr(source, "notes", ())) if inner is None else notes_of(inner)
+
+
 class EpisodeSource(Protocol):
     """An origin of episodes. Holds no open file between calls, so that it can be pickled to workers."""
 
