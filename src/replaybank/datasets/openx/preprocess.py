@@ -276,7 +276,7 @@ def changed_episode(folder: Path, fn: Change, number: int) -> dict[Key, Any] | N
 def _columns(changed: Any, where: str) -> dict[Key, Any]:
     columns: dict[Key, Any] = {}
     for path in changed.keys(True, True, is_leaf=_is_leaf):
-        key: Key = (path,) if isinstance(path, str) else path
+        key: Key = tuple([path] if isinstance(path, str) else path)
         if key[0] in _IMPLIED or (key[0] == "next" and (len(key) > 1 and key[1] in _IMPLIED_NEXT)):
             continue
         value = changed.get(path)
