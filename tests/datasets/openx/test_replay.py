@@ -237,7 +237,7 @@ def test_nothing_can_be_written_to_it(root: Path) -> None:
         ({"slice_len": 3, "shuffle": False}, RuntimeError, "replacement=False"),
         ({"shuffle": False}, RuntimeError, "replacement=False"),
         ({"download": "again"}, ValueError, "'again'"),
-        ({"streaming": None}, NotImplementedError, "streaming=False"),
+        ({"streaming": None}, FileNotFoundError, "pass source="),
         ({"streaming": None, "download": True}, NotImplementedError, "source="),
         ({"split_trajs": True}, NotImplementedError, "split_trajectories"),
     ],

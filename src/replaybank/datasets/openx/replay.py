@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
+from replaybank.buffers.parts import batch_size_of
+from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.datasets.openx.builder import discard
+from replaybank.datasets.openx.cameras import camera_names
 from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.cut import join
 from replaybank.datasets.openx.files import is_converted
-from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
-from replaybank.datasets.openx.sources.rlds import is_rlds
+from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
+from replaybank.datasets.openx.sharding import rank_share
+from replaybank.datasets.openx.sources.base import EpisodeSource
+from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
+from replaybank.datasets.openx.streamed import (
+    BUFFER_BYTES,
+    StreamedStorage,
+    StreamSampler,
+    packed_generator,
+    refusal,
+    refuse_parts,
+    seed_of,
+    stream_sampler,
+    unpacked_generator,
+)
 from replaybank.samplers.base import Sampler
+from replaybank.storages.base import Storage
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -34,7 +54,7 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-class OpenXExperienceReplay(TensorDictReplayBuffer):
+class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
     """Episodes of an Open X-Embodiment dataset, converted once, memory-mapped, sampled as slices or steps.
 
     The steps are in TED layout: ``observation``, ``action``, texts and ``episode``, ``step``, ``is_init`` at
@@ -92,6 +112,15 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         >>> folder.cleanup()
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> OpenXExperienceReplay:
+        """A stream is of a class of its own, so that a ``DataLoader`` iterates over it.
+
+        Unpickling comes without arguments, and names the class that it wants.
+        """
+        given = cls is OpenXExperienceReplay and bool(args or kwargs)
+        streamed = given and streams(kwargs.get("streaming"), kwargs.get("download"))
+        return object.__new__(_StreamedReplay if streamed else cls)
+
     def __init__(
         self,
         dataset_id: str,
@@ -113,9 +142,14 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: Any = None,
         split_trajs: bool = False,
         strict_length: bool = True,
-        source: str | os.PathLike[str] | None = None,
+        source: str | os.PathLike[str] | EpisodeSource | None = None,
         split: str = "train",
+        image_keys: Sequence[str | tuple[str, ...]] | None = None,
+        num_workers: int | None = None,
         generator: torch.Generator | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         streaming = streams(streaming, download)
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
@@ -125,19 +159,44 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             drawn=sampler is None and (batch_size, num_slices, slice_len) != (None, None, None),
             streaming=streaming,
         )
+        self.dataset_id = dataset_id
+        self.split = split
+        self.shuffle = bool(shuffle)
+        self._slicing = slicing
+        cameras = None if image_keys is None else camera_names(image_keys)
+        share = rank_share(rank, world_size)
+        parts: dict[str, Any] = {
+            "writer": writer if writer is not None else ImmutableDatasetWriter(),
+            "collate_fn": collate_fn if collate_fn is not None else _identity,
+            "pin_memory": pin_memory,
+            "transform": transform,
+            "batch_size": batch_size,
+            "generator": generator,
+        }
         if streaming:
-            raise NotImplementedError("this version does not stream: pass streaming=False")
+            refuse_parts(sampler=sampler, writer=writer, split_trajs=split_trajs or None)
+            self._given = True
+            streamed = stream_sampler(
+                _open(dataset_id, source, split),
+                slicing,
+                batch_size=batch_size_of(batch_size),
+                shuffle=self.shuffle,
+                cameras=cameras,
+                share=share,
+                prefetch=prefetch,
+                threads=num_workers,
+                buffer_bytes=buffer_bytes,
+                generator=generator,
+            )
+            super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
+            return
         if download is True:
             raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
         if split_trajs:
             raise NotImplementedError(
                 "this version does not store padded trajectories; see split_trajectories"
             )
-        self.dataset_id = dataset_id
-        self.split = split
-        self.shuffle = shuffle
-        self._slicing = slicing
-        self._given = source is not None and is_converted(Path(source).expanduser())
+        self._given = is_path(source) and is_converted(Path(source).expanduser())
         self.path = _locate(dataset_id, source, root, split, force=download == "force")
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
@@ -147,17 +206,18 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             raise ValueError(
                 f"{self.path} holds the split {there.split!r} of {there.name!r}, not split={split!r}"
             )
-        super().__init__(
-            storage=self.dataset,
-            sampler=sampler,
-            writer=writer if writer is not None else ImmutableDatasetWriter(),
-            collate_fn=collate_fn if collate_fn is not None else _identity,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            generator=generator,
-        )
+        super().__init__(storage=self.dataset, sampler=sampler, prefetch=prefetch, **parts)
+
+    @property
+    def _streamed(self) -> StreamSampler | None:
+        """What draws from the stream, if this is one."""
+        sampler = getattr(self, "_sampler", None)
+        return sampler if isinstance(sampler, StreamSampler) else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the episodes come as a stream."""
+        return self._streamed is not None
 
     @property
     def num_slices(self) -> int | None:
@@ -176,8 +236,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes."""
-        return len(self.dataset.bounds)
+        """Number of episodes.
+
+        Raises:
+            RuntimeError: it is a stream whose source does not say.
+        """
+        if self._streamed is None:
+            return len(self.dataset.bounds)
+        number = self._streamed.stream.episodes
+        if number is None:
+            raise refusal("The number of episodes is not known")
+        return number
 
     def episode(self, number: int) -> Any:
         """All steps of one episode, ``[T]``. O(T).
@@ -188,6 +257,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             IndexError: there is no such episode.
         """
+        if self.streaming:
+            raise refusal("Episodes cannot be read by their number")
         start, length = self.dataset.bounds[self._episode_number(number)].tolist()
         return self[start : start + length]
 
@@ -200,6 +271,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             IndexError: there is no such episode.
         """
+        if self.streaming:
+            raise refusal("Episodes cannot be read by their number")
         return self.dataset.metadata(self._episode_number(number))
 
     def _episode_number(self, number: int) -> int:
@@ -213,11 +286,91 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Without a batch size, each trajectory once. With one, the rest of the pass where draws are without
         replacement, else as many batches as the steps make.
         """
+        if self._streamed is not None:
+            return self._pass(self._streamed)
         if self.batch_size is None:
             return self._trajectories()
         if self.sampler.exhaustible:
             return super().__iter__()
         return (self.sample() for _ in range(max(1, len(self) // self.batch_size)))
+
+    def _pass(self, sampler: StreamSampler) -> Iterator[Any]:
+        """One epoch of a stream."""
+        count, length = sampler.slicing.num_slices or 1, sampler.slicing.slice_len
+        if self.batch_size is not None:
+            count, length = sampler.slicing.of(self.batch_size)
+        with self._lock.lock:
+            run = sampler.begin()
+        try:
+            while cuts := run.take(count, length, count * sampler.prefetch):
+                batch: Any = join(cuts)
+                with self._lock.lock:
+                    sampler.passed(run)
+                    batch = self._assemble(batch, keep_batch=False)
+                yield batch
+            with self._lock.lock:
+                sampler.finished(run)
+        finally:
+            run.close()
+
+    def _draw(self, size: int, info_in_sample: bool) -> Batch:
+        sampler = self._streamed
+        if sampler is None:
+            return super()._draw(size, info_in_sample)
+        with self._lock.lock:
+            cuts = sampler.slices(*sampler.slicing.of(size))
+            return Batch(self._assemble(join(cuts), info_in_sample), {}, False)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read steps, as for :meth:`ReplayBuffer.__getitem__`; not of a stream."""
+        if self.streaming:
+            raise refusal("Steps cannot be read by their number")
+        return super().__getitem__(index)
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Exchange the storage; not of a stream."""
+        if self.streaming:
+            raise refusal("There is no storage to exchange")
+        return super().set_storage(storage, collate_fn)
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler; not of a stream."""
+        if self.streaming:
+            raise refusal("There is no sampler to exchange")
+        return super().set_sampler(sampler)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Take every random draw from another source. A stream begins anew, in the order that it says."""
+        super().set_rng(generator)
+        if self._streamed is not None:
+            with self._lock.lock:
+                self._streamed.reseed(seed_of(generator))
+
+    def close(self) -> None:
+        """End all background threads but those of iterators in use. The dataset can still be used."""
+        super().close()
+        if self._streamed is not None:
+            with self._lock.lock:
+                self._streamed.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._streamed is not None:
+            with self._lock.lock:  # not a deep copy: the counters of epochs are shared with workers
+                state["_sampler"] = copy.copy(self._streamed)
+            # Sending a tensor that nothing keeps, as a generator's state, to a spawned process fails.
+            state["_generator"] = packed_generator(self._generator)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._streamed is not None:
+            self._generator = unpacked_generator(self._generator)
+
+    def __repr__(self) -> str:
+        if self._streamed is None:
+            return super().__repr__()
+        return f"{OpenXExperienceReplay.__name__}({self._streamed!r}, batch_size={self.batch_size})"
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
@@ -241,6 +394,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             RuntimeError: a converted dataset was given as ``source``: it is the user's to remove.
         """
+        if self.streaming:
+            raise refusal("There is nothing on disk to delete")
         if self._given:
             raise RuntimeError(
                 f"{self.path} was given as source=, so it is not this object's to delete: remove it yourself"
@@ -249,18 +404,40 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         shutil.rmtree(self.path)
 
 
+class _StreamedReplay(OpenXExperienceReplay, IterableDataset[Any]):
+    """A streamed dataset: nothing but what tells a ``DataLoader`` to iterate, and not to ask for items."""
+
+
+def _open(
+    dataset_id: str, source: str | os.PathLike[str] | EpisodeSource | None, split: str
+) -> EpisodeSource:
+    """The source to stream from."""
+    if source is None:
+        raise FileNotFoundError(
+            f"this version does not download {dataset_id!r}: pass source=, the folder or URL of an RLDS "
+            "dataset"
+        )
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    if is_converted(source):
+        raise ValueError(
+            f"{os.fspath(source)} is converted already, and need not be streamed: pass streaming=False"
+        )
+    return RLDSSource(source, split)
+
+
 def _locate(
     dataset_id: str,
-    source: str | os.PathLike[str] | None,
+    source: str | os.PathLike[str] | EpisodeSource | None,
     root: str | os.PathLike[str] | None,
     split: str,
     *,
     force: bool,
 ) -> Path:
     """The folder of the converted dataset, converting it first where a local origin is given."""
-    if source is not None and "://" not in os.fspath(source):
+    if is_path(source) and "://" not in os.fspath(source):
         source = Path(source).expanduser()
-    if source is not None and is_converted(source):
+    if is_path(source) and is_converted(source):
         return Path(source)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
         raise ValueError(
@@ -275,7 +452,7 @@ def _locate(
                 "pass source=, the folder of an RLDS dataset or of a converted one"
             )
         return folder
-    if not is_rlds(source):
+    if is_path(source) and not is_rlds(source):
         raise FileNotFoundError(
             f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
             "(which has a features.json and a dataset_info.json)"

@@ -25,9 +25,9 @@ from replaybank.datasets.openx.files import (
     read_manifest,
     read_strings,
 )
+from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE
 from replaybank.errors import DataFormatError
-from replaybank.storages._tensordict import build
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.indexing import Run
 from replaybank.storages.layout import Key
@@ -196,7 +196,7 @@ class DatasetStorage(Storage):
         for key in list(entries):
             if key in self._texts or (key[0] == "next" and key[1:] in self._texts):
                 entries[key] = self._text(entries[key])
-        return _nest(entries, lead)
+        return nest(entries, lead)
 
     def _text(self, codes: Tensor) -> NonTensorData | NonTensorStack:
         """Numbers of strings as strings. O(B)."""
@@ -259,19 +259,3 @@ class DatasetStorage(Storage):
 
     def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path]]:
         return type(self), (self.folder,)
-
-
-def _nest(entries: Mapping[Key, Any], lead: torch.Size) -> TensorDict:
-    """Entries by path as nested TensorDicts."""
-    tree: dict[str, Any] = {}
-    for key, value in entries.items():
-        node = tree
-        for part in key[:-1]:
-            node = node.setdefault(part, {})
-        node[key[-1]] = value
-
-    def make(node: dict[str, Any]) -> TensorDict:
-        source = {name: make(value) if type(value) is dict else value for name, value in node.items()}
-        return build(source, lead, None)
-
-    return make(tree)
