@@ -4,10 +4,18 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
+    from replaybank.buffers import (
+        PrioritizedReplayBuffer,
+        ReplayBuffer,
+        TensorDictPrioritizedReplayBuffer,
+        TensorDictReplayBuffer,
+    )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.stats import EntryStats
+    from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
         DataFormatError,
@@ -62,6 +70,7 @@ __all__ = [
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
+    "EntryStats",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -71,7 +80,9 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "Normalize",
     "OpenXExperienceReplay",
+    "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RLDSSource",
@@ -92,6 +103,7 @@ __all__ = [
     "StorageEnsemble",
     "SumTree",
     "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
@@ -102,14 +114,29 @@ __all__ = [
     "__version__",
     "convert",
     "split_trajectories",
+    "verify",
 ]
 
 # Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
 # the environment as `replaybank.__main__` sets it.
 _HOMES = {
-    "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
-    "datasets.openx": ["OpenXExperienceReplay", "convert"],
-    "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
+    "buffers": [
+        "PrioritizedReplayBuffer",
+        "ReplayBuffer",
+        "TensorDictPrioritizedReplayBuffer",
+        "TensorDictReplayBuffer",
+    ],
+    "datasets.openx": [
+        "EntryStats",
+        "Normalize",
+        "OpenXExperienceReplay",
+        "convert",
+        "verify",
+    ],
+    "datasets.openx.sources": [
+        "RLDSSource",
+        "RLDSWriter",
+    ],
     "errors": [
         "CorruptRecordError",
         "DataFormatError",

@@ -17,8 +17,8 @@ from tensordict import TensorDict
 from buffers.doubles import InOrder
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage
 
 
 def steps(start: int, count: int) -> TensorDict:

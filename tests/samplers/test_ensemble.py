@@ -22,8 +22,8 @@ from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.ensemble import StorageEnsemble
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 
 
 class Recorder(RandomSampler):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.ensemble import StorageEnsemble, stacked
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 
 
 def where(ids: list[int], *rows: list[Any]) -> TensorDict:

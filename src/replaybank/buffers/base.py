@@ -131,7 +131,9 @@ class ComposedBuffer(Stateful):
         """Let the parts know each other, after one was made or replaced."""
         self._writer.register_storage(self._storage)
         self._sampler.register_storage(self._storage)
-        if self._shared:
+        # How many items there are in columns is known with the first write; shared memory cannot grow then.
+        self._shares_later = self._shared and self._storage.ndim > 1 and not self._storage.initialized
+        if self._shared and not self._shares_later:
             self._sampler.share_memory_()
         if self._generator is not None:
             self._sampler.generator = self._generator
@@ -140,6 +142,12 @@ class ComposedBuffer(Stateful):
         device = getattr(self._storage, "device", None)
         on_cpu = device is None or not isinstance(device, torch.device) or device.type == "cpu"
         self._index_device = None if on_cpu else device
+
+    def _share_sampler(self) -> None:
+        """Share the sampler's memory, now that the storage has its own."""
+        self._sampler.register_storage(self._storage)
+        self._sampler.share_memory_()
+        self._shares_later = False
 
     def _check_drop_last(self, sampler: Sampler) -> None:
         if getattr(sampler, "drop_last", False) and self._batch_size is None:

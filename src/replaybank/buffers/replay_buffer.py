@@ -101,6 +101,8 @@ class ReplayBuffer(ComposedBuffer):
             return self._no_index(), None
         self._sampler.check_write(self._storage, data, single=True)
         index = self._writer.add(data)
+        if self._shares_later and self._storage.initialized:
+            self._share_sampler()
         if index is not None:
             self._sampler.add(index)
         return index, data
@@ -144,6 +146,8 @@ class ReplayBuffer(ComposedBuffer):
             data = time_to_front(data, self._dim_extend)
         self._sampler.check_write(self._storage, data)
         index = self._writer.extend(data)
+        if self._shares_later and self._storage.initialized:
+            self._share_sampler()
         kept = index if self._writer.keeps_all else index[index >= 0]
         if kept.numel():
             self._sampler.extend(kept)

@@ -50,7 +50,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from replaybank.storages.tensor import LazyTensorStorage
+        >>> from replaybank.storages import LazyTensorStorage
         >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
         >>> _ = buffer.extend(TensorDict({"reward": torch.arange(3.0)}, batch_size=3))
         >>> sample = buffer.sample()

@@ -38,7 +38,7 @@ class PriorityTable:
     between processes, the buffer's lock guards it.
 
     Args:
-        capacity: number of items there is room for.
+        capacity: number of items there is room for; None: as many as the storage that is followed has.
         alpha: exponent of priorities.
         beta: exponent of importance weights.
         eps: added to priorities.
@@ -49,7 +49,7 @@ class PriorityTable:
 
     def __init__(
         self,
-        capacity: int,
+        capacity: int | None,
         alpha: float | Tensor,
         beta: float | Tensor,
         eps: float,
@@ -62,7 +62,8 @@ class PriorityTable:
             raise NotImplementedError(
                 f"dtype={dtype}: priorities are kept in torch.float32 or torch.float64."
             )
-        capacity = whole("max_capacity", capacity)
+        self.grows = capacity is None
+        capacity = 1 if capacity is None else whole("max_capacity", capacity)
         self.within_buffer = within_buffer
         self.on_cpu = on_cpu
         self.tree = SumTree(capacity, dtype)
@@ -227,7 +228,9 @@ class PriorityTable:
         if self._ndim != 1 + len(self._columns):
             return  # written for the first time just now: only the storage knows its columns
         if log.length * self._width > self.tree.capacity:
-            raise self._outgrown(log.length * self._width)
+            if not self.grows:
+                raise self._outgrown(log.length * self._width)
+            self.tree.grow(log.rows * self._width)
         if number[EPOCH] != log.epoch or log.total < number[TOTAL]:
             self._adopt(log)
         else:
@@ -291,11 +294,13 @@ class PriorityTable:
     # ---- room
 
     def _make_room(self, storage: SampledStorage) -> None:
-        """Grow with the rounding of a storage to whole rows; refuse one that holds too much."""
+        """Grow with the storage, or with its rounding to whole rows; refuse one that holds too much."""
         capacity = self.tree.capacity
         width = math.prod(storage.columns)
         full = storage.log.rows * width
-        if capacity < full < capacity + width:
+        if self.grows and storage.ndim > 1 + len(storage.columns):
+            full = storage.max_size  # as far as it is known before the first write
+        if capacity < full and (self.grows or full < capacity + width):
             self.tree.grow(full)
         elif storage.log.length * width > capacity:
             raise self._outgrown(storage.log.length * width)
@@ -312,6 +317,8 @@ class PriorityTable:
         Raises:
             ValueError: there would then be more items than room.
         """
+        if self.grows:
+            return
         width = math.prod(storage.columns)
         items = min(storage.log.rows, storage.log.length + rows) * width
         if items > self.tree.capacity and not self.tree.capacity > storage.log.rows * width - width:

@@ -149,7 +149,7 @@ class PrioritySampler(Sampler):
         Raises:
             ValueError: there would be more than ``max_capacity`` items.
         """
-        if self.max_capacity < storage.max_size:
+        if not self._table.grows and self.max_capacity < storage.max_size:
             self._table.check_rows(storage, storage.prepare(data, single=single).rows)
 
     def add(self, index: Any) -> None:

@@ -14,7 +14,8 @@ from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
-from replaybank.storages.write_log import WriteLog, checked_state
+from replaybank.storages.log_header import checked_state
+from replaybank.storages.write_log import WriteLog
 
 T = TypeVar("T")
 

@@ -239,7 +239,8 @@ def test_nothing_can_be_written_to_it(root: Path) -> None:
         ({"download": "again"}, ValueError, "'again'"),
         ({"streaming": None}, FileNotFoundError, "pass source="),
         ({"streaming": None, "download": True}, NotImplementedError, "source="),
-        ({"split_trajs": True}, NotImplementedError, "split_trajectories"),
+        ({"split_trajs": True, "slice_len": 3}, ValueError, "leave num_slices and slice_len out"),
+        ({"images": "jpeg"}, ValueError, "images must be 'raw' or 'encoded', got 'jpeg'"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(

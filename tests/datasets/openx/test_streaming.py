@@ -147,9 +147,9 @@ def test_only_the_cameras_that_are_asked_for_are_decoded() -> None:
     assert ("next", "observation", "image") not in batch.keys(True)
     for names in (["image"], [("observation", "image")]):
         assert ("observation", "image") in next(iter(stream(image_keys=names))).keys(True)
-    with pytest.raises(ValueError, match=r"no camera 'wrist': it has \['observation/image'\]"):
+    with pytest.raises(ValueError, match="'wrist' is no camera of this dataset"):
         stream(image_keys=["wrist"])
-    with pytest.raises(TypeError, match="image_keys='image'"):
+    with pytest.raises(TypeError, match=r"give \['image'\]"):
         stream(image_keys="image")
 
 

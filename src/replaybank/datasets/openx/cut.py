@@ -13,7 +13,6 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from replaybank.datasets.openx.cameras import chosen_cameras
 from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.shuffle import below
@@ -28,6 +27,7 @@ from replaybank.datasets.openx.ted import (
     Leaf,
     check_shape,
     decode_frames,
+    select_images,
     settle_shapes,
     ted_leaves,
     to_ted,
@@ -48,22 +48,18 @@ _ENDS = (NEXT_DONE, NEXT_TRUNCATED)
 _START = 3  # what a random number is for, beside those of the stream
 
 
-def stream_leaves(source: EpisodeSource, image_keys: Sequence[Key] | None = None) -> dict[Key, Leaf]:
+def stream_leaves(source: EpisodeSource, image_keys: Sequence[str | Key] | None = None) -> dict[Key, Leaf]:
     """The TED leaves of a source, with the shapes that are not declared taken from its first episodes.
 
     Args:
         source: of the episodes.
-        image_keys: the cameras wanted, see :mod:`~replaybank.datasets.openx.cameras`; None: all.
+        image_keys: the cameras wanted, by path or name; None: all.
 
     Raises:
         ValueError: there is no such camera.
         DataFormatError: the first episodes do not show those shapes, or a dtype is none of torch's.
     """
-    leaves = ted_leaves(source.fields)
-    if image_keys is not None:
-        cameras = [key for key, leaf in leaves.items() if leaf.kind == "image"]
-        unwanted = set(cameras) - chosen_cameras(image_keys, cameras, source.name)
-        leaves = {key: leaf for key, leaf in leaves.items() if key not in unwanted}
+    leaves = select_images(ted_leaves(source.fields), image_keys)
     seen = 0
     for shard in source.shards():
         if _settled(leaves) or seen >= SHAPES_SEEN:

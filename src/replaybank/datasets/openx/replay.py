@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,17 +16,18 @@ from torch.utils.data import Dataset, IterableDataset
 from replaybank.buffers.parts import batch_size_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.datasets.openx.builder import discard
-from replaybank.datasets.openx.cameras import camera_names
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.cut import join
 from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
+from replaybank.datasets.openx.rows import TrajectoryRows
 from replaybank.datasets.openx.sharding import rank_share
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
-from replaybank.datasets.openx.stored import sampler_for, trajectories
+from replaybank.datasets.openx.stored import order, sampler_for, trajectories
 from replaybank.datasets.openx.streamed import (
     BUFFER_BYTES,
     StreamedStorage,
@@ -40,6 +41,7 @@ from replaybank.datasets.openx.streamed import (
 )
 from replaybank.samplers.base import Sampler
 from replaybank.storages.base import Storage
+from replaybank.storages.layout import Key
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -55,58 +57,88 @@ def _identity(batch: Any) -> Any:
 
 
 class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
-    """Episodes of an Open X-Embodiment dataset, converted once, memory-mapped, sampled as slices or steps.
+    """Episodes of an Open X-Embodiment dataset, streamed, or stored memory-mapped, as slices or steps.
 
     The steps are in TED layout: ``observation``, ``action``, texts and ``episode``, ``step``, ``is_init`` at
     the root; ``observation``, ``reward``, ``done``, ``terminated``, ``truncated``, ``valid`` under
     ``"next"``.
     Images are uint8 ``[C, H, W]``. ``valid`` is False where there is no next observation (it is zero there).
 
-    Sampling is safe from any number of threads. Pickles as paths, not data.
+    **Stored** (``streaming=False``), it is converted once, and is a buffer that cannot be written to.
+
+    **Streamed**, the default, it gives the same batches from episodes as they arrive, each episode once an
+    epoch, over all ranks and workers of a ``DataLoader`` together: it is an ``IterableDataset`` then
+    (``DataLoader(dataset, batch_size=None, collate_fn=lambda batch: batch)``). Every ``for`` is about another
+    epoch; :meth:`sample` goes through epochs of its own. Reading and decoding run ahead in threads. A state
+    says where the last ``for`` and :meth:`sample` stand, and the first of each goes on from there after
+    :meth:`load_state_dict`. There is no length, no index, and nothing to write to.
+
+    Sampling is safe from any number of threads, each iterator from one at a time. Pickles as paths, not data.
 
     Args:
         dataset_id: name of the dataset; with ``source`` a path, any name to keep it under.
         batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
             gives each trajectory once: whole, ``num_slices`` at a time, or a random slice of ``slice_len``.
-        shuffle: draw in random order. ``False`` with slices or a batch size needs
+            Streamed without slices, a batch is so many consecutive steps of one episode.
+        shuffle: draw in random order. Stored, ``False`` with slices or a batch size needs
             ``replacement=False``.
         num_slices: number of slices in a batch; excludes ``slice_len``.
         slice_len: steps in a slice; excludes ``num_slices``.
-        pad: only for streaming.
-        replacement: draw with replacement, the default here. ``False``: each trajectory (with slices) or each
-            step once a pass, and a ``for`` over the dataset is the rest of the pass.
-        streaming: must be ``False`` in this version, which converts and stores.
+        pad: only streamed: fill trajectories shorter than a slice with this number (True: 0), bools with
+            False and texts with ``""``. A bool ``"mask"`` is True at the real steps. The steps filled in keep
+            the number of the episode, have ``step`` -1, and are never done.
+        replacement: stored: draw with replacement, the default there. ``False``: each trajectory (with
+            slices) or each step once a pass, and a ``for`` over the dataset is the rest of the pass.
+        streaming: stream. ``None``: if ``download`` is None as well.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
         download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
             is converted again, over what is there.
-        sampler: replaces the sampler that the arguments above would give.
-        writer: replaces the :class:`ImmutableDatasetWriter`.
+        sampler: stored: replaces the sampler that the arguments above would give.
+        writer: stored: replaces the :class:`ImmutableDatasetWriter`.
         collate_fn: applied to each batch before the transforms; identity by default.
         pin_memory: as for :class:`ReplayBuffer`.
-        prefetch: as for :class:`ReplayBuffer`.
+        prefetch: stored as for :class:`ReplayBuffer`; streamed, batches to read and decode ahead, 1 by
+            default.
         transform: applied to each batch.
-        split_trajs: not in this version.
-        strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: an RLDS folder or a converted dataset; ``None``: what is in ``root``.
+        split_trajs: stored: an item is a whole trajectory, a padded row ``[T_max]`` with a ``"mask"``, made
+            when it is read; a batch is ``[B, T_max]``.
+        strict_length: with slices, leave out trajectories shorter than a slice (stored), or raise (streamed);
+            ``False`` gives those whole.
+        source: an RLDS folder or URL, an episode source, or (stored) a converted dataset; ``None``: what is in
+            ``root``.
         split: split to read.
-        generator: source of all random draws; ``None``: torch's global one.
+        images: what a conversion keeps of frames: ``"raw"`` pixels, or ``"encoded"``, ten to twenty times
+            smaller and decoded when sampled.
+        image_keys: cameras to read, by path or name; all by default.
+        num_workers: threads that decode, of a conversion or of a stream (0: the caller itself).
+        generator: source of all random draws; ``None``: torch's global one. A stream draws its seed from it.
+        rank: number of this reader among ``world_size``; streamed only.
+        world_size: readers that share the episodes of a stream; both by default those of
+            ``torch.distributed`` where it is initialised. The division does not depend on the seed.
+        buffer_bytes: encoded episodes, in bytes, from which a stream draws; more of them shuffle better. They
+            are read before the first batch comes, and again after :meth:`load_state_dict`.
 
     Raises:
         ValueError, RuntimeError: arguments that exclude each other; both are named.
         FileNotFoundError: there is no such dataset on disk.
-        NotImplementedError: streaming, downloading or padded trajectories were asked for.
+        DataFormatError: there are no episodes, or a file is not what it should be.
+        NotImplementedError: downloading was asked for.
 
     Example:
         >>> import tempfile
         >>> from replaybank.demo.arm import write_arm_dataset
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = write_arm_dataset(folder.name + "/arm", episodes=3)
-        >>> dataset = OpenXExperienceReplay(
+        >>> dataset = OpenXExperienceReplay("arm", 32, slice_len=8, source=path)
+        >>> [batch["observation", "image"].shape for batch in dataset]
+        [torch.Size([24, 3, 64, 64])]
+        >>> dataset.sample()["action"].shape
+        torch.Size([32, 2])
+        >>> dataset.close()
+        >>> stored = OpenXExperienceReplay(
         ...     "arm", 32, slice_len=8, streaming=False, source=path, root=folder.name + "/converted"
         ... )
-        >>> batch = dataset.sample()
-        >>> batch["observation", "image"].shape
-        torch.Size([32, 3, 64, 64])
+        >>> batch = stored.sample()
         >>> isinstance(batch["language_instruction"][0], str)
         True
         >>> folder.cleanup()
@@ -144,6 +176,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         strict_length: bool = True,
         source: str | os.PathLike[str] | EpisodeSource | None = None,
         split: str = "train",
+        images: Literal["raw", "encoded"] = "raw",
         image_keys: Sequence[str | tuple[str, ...]] | None = None,
         num_workers: int | None = None,
         generator: torch.Generator | None = None,
@@ -152,6 +185,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         streaming = streams(streaming, download)
+        if images not in ("raw", "encoded"):
+            raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
         replacement = check_replacement(
             replacement,
@@ -163,7 +198,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         self.split = split
         self.shuffle = bool(shuffle)
         self._slicing = slicing
-        cameras = None if image_keys is None else camera_names(image_keys)
         share = rank_share(rank, world_size)
         parts: dict[str, Any] = {
             "writer": writer if writer is not None else ImmutableDatasetWriter(),
@@ -173,6 +207,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             "batch_size": batch_size,
             "generator": generator,
         }
+        if split_trajs and (num_slices is not None or slice_len is not None):
+            raise ValueError("split_trajs gives whole trajectories: leave num_slices and slice_len out")
         if streaming:
             refuse_parts(sampler=sampler, writer=writer, split_trajs=split_trajs or None)
             self._given = True
@@ -181,7 +217,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 slicing,
                 batch_size=batch_size_of(batch_size),
                 shuffle=self.shuffle,
-                cameras=cameras,
+                cameras=image_keys,
                 share=share,
                 prefetch=prefetch,
                 threads=num_workers,
@@ -192,21 +228,20 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             return
         if download is True:
             raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
-        if split_trajs:
-            raise NotImplementedError(
-                "this version does not store padded trajectories; see split_trajectories"
-            )
         self._given = is_path(source) and is_converted(Path(source).expanduser())
-        self.path = _locate(dataset_id, source, root, split, force=download == "force")
+        self.path = _locate(
+            dataset_id, source, root, split, force=download == "force", images=images, num_workers=num_workers
+        )
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
-        self.dataset = DatasetStorage(self.path)
+        self.dataset = DatasetStorage(self.path, image_keys)
         there = self.dataset.manifest
         if there.split != split:
             raise ValueError(
                 f"{self.path} holds the split {there.split!r} of {there.name!r}, not split={split!r}"
             )
-        super().__init__(storage=self.dataset, sampler=sampler, prefetch=prefetch, **parts)
+        storage = TrajectoryRows(self.dataset) if split_trajs else self.dataset
+        super().__init__(storage=storage, sampler=sampler, prefetch=prefetch, **parts)
 
     @property
     def _streamed(self) -> StreamSampler | None:
@@ -260,7 +295,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         if self.streaming:
             raise refusal("Episodes cannot be read by their number")
         start, length = self.dataset.bounds[self._episode_number(number)].tolist()
-        return self[start : start + length]
+        with self._lock.lock:
+            return self._assemble(self.dataset.get(slice(start, start + length)), keep_batch=False)
 
     def metadata(self, number: int) -> dict[Any, Any]:
         """What the origin says of one episode as a whole, by key, and ``"where"`` it came from. O(1).
@@ -275,6 +311,32 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             raise refusal("Episodes cannot be read by their number")
         return self.dataset.metadata(self._episode_number(number))
 
+    def stats(
+        self,
+        keys: Iterable[Key | str] | None = None,
+        *,
+        episodes: Sequence[int] | Tensor | None = None,
+        images: bool = False,
+    ) -> dict[Key, EntryStats]:
+        """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
+
+        Those over all episodes are computed once and stored with the dataset. O(steps log steps) for each
+        number of an entry.
+
+        Args:
+            keys: entries; by default all numbers but those that only count steps and mark ends.
+            episodes: numbers of the episodes that count, such as those to be trained on; all by default.
+            images: look at the frames of all cameras as well, by channel.
+
+        Raises:
+            KeyError: there is no such entry.
+            IndexError: there is no such episode.
+            ValueError: an entry is text, or no episode is selected.
+        """
+        if self.streaming:
+            raise refusal("Statistics take all steps")
+        return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
+
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
@@ -283,7 +345,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """One epoch.
 
-        Without a batch size, each trajectory once. With one, the rest of the pass where draws are without
+        Streamed, each episode of this reader's share once; with a batch size as a slice, the last batch
+        perhaps smaller.
+
+        Stored: without a batch size, each trajectory once. With one, the rest of the pass where draws are without
         replacement, else as many batches as the steps make.
         """
         if self._streamed is not None:
@@ -374,6 +439,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
+        if isinstance(self._storage, TrajectoryRows):
+            return map(self.__getitem__, order(self.num_episodes, self.shuffle, self.generator).tolist())
         groups = trajectories(
             self.dataset.bounds, self._slicing, shuffle=self.shuffle, generator=self.generator
         )
@@ -433,6 +500,8 @@ def _locate(
     split: str,
     *,
     force: bool,
+    images: Literal["raw", "encoded"],
+    num_workers: int | None,
 ) -> Path:
     """The folder of the converted dataset, converting it first where a local origin is given."""
     if is_path(source) and "://" not in os.fspath(source):
@@ -457,5 +526,5 @@ def _locate(
             f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
             "(which has a features.json and a dataset_info.json)"
         )
-    convert(source, folder, split=split, overwrite=force)
+    convert(source, folder, split=split, overwrite=force, images=images, num_workers=num_workers)
     return folder

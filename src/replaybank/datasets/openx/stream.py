@@ -22,7 +22,7 @@ from torch import Tensor
 
 from replaybank.datasets.openx.sharding import Piece, Share, pieces
 from replaybank.datasets.openx.shuffle import Reservoir, below, permutation, swap_out
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Shard
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Shard, held_bytes
 from replaybank.errors import DataFormatError
 
 RECORD_BITS = 16
@@ -214,7 +214,7 @@ class EpisodeStream:
             return Pick(episode, self.number_of(shard, record), epoch, new, taken, *place)
 
         for shard, record, episode in self._again(cursor.waiting):
-            reservoir.add((shard, record, episode), encoded_bytes(episode))
+            reservoir.add((shard, record, episode), held_bytes(episode))
         while reservoir.full:
             yield draw()
         for at in range(cursor.piece, len(mine)):
@@ -223,7 +223,7 @@ class EpisodeStream:
             for record, episode in self._read(piece, first):
                 place = at, record + piece.stride
                 arrived.append((piece.shard, record))
-                reservoir.add((piece.shard, record, episode), encoded_bytes(episode))
+                reservoir.add((piece.shard, record, episode), held_bytes(episode))
                 while reservoir.full:
                     yield draw()
         while len(reservoir):
@@ -292,22 +292,6 @@ def _closing(episodes: Iterator[Episode]) -> Iterator[Iterator[Episode]]:
         close = getattr(episodes, "close", None)
         if close is not None:
             close()
-
-
-def encoded_bytes(episode: Episode) -> int:
-    """Memory that an episode takes as its source gave it. O(entries), and O(T) of texts.
-
-    Frames count as their encoded bytes, where they say how many those are (``nbytes``) or hold them.
-    """
-    total = 0
-    for column in episode.steps.values():
-        if isinstance(column, list):
-            total += sum(len(text) for text in column)
-            continue
-        size = getattr(column, "nbytes", None)
-        encoded: Any = [] if size is not None else column.encoded()  # type: ignore[union-attr]
-        total += sum(len(frame) for frame in encoded) if size is None else int(size)
-    return total
 
 
 def endless(stream: EpisodeStream, cursor: Cursor) -> Iterator[Pick]:

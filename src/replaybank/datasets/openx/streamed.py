@@ -432,7 +432,7 @@ def stream_sampler(
     *,
     batch_size: int | None,
     shuffle: bool,
-    cameras: Sequence[Key] | None,
+    cameras: Sequence[str | Key] | None,
     share: Share,
     prefetch: int | None,
     threads: int | None,

@@ -57,11 +57,13 @@ class Shard:
         number: position among the shards of the split, from 0.
         path: where it is, as a path or URL.
         episodes: number of episodes declared for it, ``None`` if unknown.
+        steps: number of steps declared for it, ``None`` if unknown.
     """
 
     number: int
     path: str
     episodes: int | None
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Episode:
         where: shard path and record number, for error messages.
         metadata: values that belong to the whole episode.
         missing: keys that the dataset declares and this episode does not have; absent from ``steps``.
+        record_bytes: bytes of the record that it was read from and keeps in memory for its frames.
     """
 
     steps: Mapping[Key, Column]
@@ -81,6 +84,21 @@ class Episode:
     where: str
     metadata: Mapping[Key, Any] = field(default_factory=dict)
     missing: frozenset[Key] = frozenset()
+    record_bytes: int = 0
+
+
+def held_bytes(episode: Episode) -> int:
+    """Bytes of memory that an episode takes as long as it is held. O(fields).
+
+    Frames lie in the record that they came in, or say themselves what they hold (``nbytes``); those that are
+    still in a file hold nothing.
+    """
+    total = episode.record_bytes
+    for column in episode.steps.values():
+        if isinstance(column, list) or (episode.record_bytes and not isinstance(column, np.ndarray)):
+            continue
+        total += int(getattr(column, "nbytes", 0))
+    return total
 
 
 class EpisodeSource(Protocol):

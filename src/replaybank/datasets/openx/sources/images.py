@@ -57,11 +57,6 @@ class EncodedImages:
     def __len__(self) -> int:
         return len(self._spans)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the frames as they are stored."""
-        return int(self._spans[:, 1].sum())
-
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.encoded())
 
@@ -130,6 +125,24 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
             _check(_header(frame, place), expected, dtype, place)
             raise DataFormatError(f"{place} cannot be decoded: {error}") from error
     return out
+
+
+def check_headers(frames: list[memoryview], spec: FieldSpec, where: str) -> None:
+    """Check what frames say of themselves, without decoding them. O(frames).
+
+    Args:
+        frames: JPEG or PNG each.
+        spec: their shape ``(H, W, C)`` and dtype.
+        where: named in messages, before the frame's number.
+
+    Raises:
+        DataFormatError: a frame is neither, or not of that shape and dtype.
+    """
+    height, width, channels = spec.shape
+    dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
+    for number, frame in enumerate(frames):
+        place = f"{where}: frame {number}"
+        _check(_header(frame, place), (height, width, channels), dtype, place)
 
 
 class _Header(NamedTuple):
