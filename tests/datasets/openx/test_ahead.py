@@ -281,3 +281,44 @@ except KeyboardInterrupt:
         assert process.stdout.read() == "['MainThread']\n"
         assert process.stderr.read() == ""
     assert process.returncode == 0
+
+
+_LARGE = """
+import sys
+sys.path[:0] = {path!r}
+import numpy as np
+from memory_source import MemorySource
+from replaybank import OpenXExperienceReplay
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Shard
+
+class Large:
+    name = "large"
+    fields = {{("observation", "state"): FieldSpec("tensor", (10_000,), np.dtype("float32"))}}
+    def shards(self):
+        return [Shard(n, f"/data/{{n}}", 40) for n in range(4)]
+    def episodes(self, shard, start=0):
+        for n in range(start, 40):
+            steps = {{("observation", "state"): np.full((100, 10_000), n, np.float32)}}
+            yield Episode(steps, 100, f"record {{n}}")
+
+def memory(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith(name))
+
+dataset = OpenXExperienceReplay("large", source=Large(), buffer_bytes=32 << 20, num_workers=2)
+before = memory("VmRSS")
+print(sum(len(batch) for batch in dataset), memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_memory_is_bounded_by_the_reservoir_and_what_is_ready_not_by_the_data() -> None:
+    """640 MB go through; 32 wait to be drawn; four trajectories of 4 + 8 MB each are under way at a time."""
+    text = _LARGE.format(path=[str(Path(__file__).resolve().parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    steps, megabytes = map(int, done.stdout.split())
+    assert steps == 16_000
+    assert megabytes < 32 + 5 * 12 + 64  # and what the allocator keeps

@@ -104,8 +104,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             when it is read; a batch is ``[B, T_max]``.
         strict_length: with slices, leave out trajectories shorter than a slice (stored), or raise (streamed);
             ``False`` gives those whole.
-        source: an RLDS folder or URL, an episode source, or (stored) a converted dataset; ``None``: what is in
-            ``root``.
+        source: an RLDS folder or URL, an episode source, or (stored) a converted dataset; ``None``: what is
+            in ``root``.
         split: split to read.
         images: what a conversion keeps of frames: ``"raw"`` pixels, or ``"encoded"``, ten to twenty times
             smaller and decoded when sampled.
@@ -348,8 +348,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         Streamed, each episode of this reader's share once; with a batch size as a slice, the last batch
         perhaps smaller.
 
-        Stored: without a batch size, each trajectory once. With one, the rest of the pass where draws are without
-        replacement, else as many batches as the steps make.
+        Stored: without a batch size, each trajectory once. With one, the rest of the pass where draws are
+        without replacement, else as many batches as the steps make.
         """
         if self._streamed is not None:
             return self._pass(self._streamed)
