@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         TensorDictReplayBuffer,
     )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.mixture import OpenXMixture
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
@@ -82,6 +83,7 @@ __all__ = [
     "MissingKeyError",
     "Normalize",
     "OpenXExperienceReplay",
+    "OpenXMixture",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -130,6 +132,8 @@ _HOMES = {
         "EntryStats",
         "Normalize",
         "OpenXExperienceReplay",
+        "OpenXMixture",
+        "OpenXMixture",
         "convert",
         "verify",
     ],

@@ -12,6 +12,7 @@ import torch
 import memory_source
 from memory_source import MemorySource
 from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.nest import unnest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources.base import Episode
 from replaybank.samplers.random import RandomSampler
@@ -41,9 +42,9 @@ def test_an_item_is_an_episode_with_what_is_behind_its_end_masked(root: Path) ->
         row, steps = rows[number], rows.episode(number)
         assert row.batch_size == (6,)
         assert row["mask"].tolist() == [True] * length + [False] * (6 - length)
-        for key in steps.keys(True, True):
-            name = ("entry_mask", *key[1:]) if key[0] == "mask" else key
-            given, expected = row.get(name), steps.get(key)
+        assert ("language_instruction",) in unnest(steps)
+        for key, expected in unnest(steps).items():
+            given = row.get(("entry_mask", *key[1:]) if key[0] == "mask" else key)
             if isinstance(expected, torch.Tensor):
                 assert torch.equal(given[:length], expected), key
                 assert not given[length:].any()

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from memory_source import FIELDS, MemorySource, episode
 from replaybank import TensorDictReplayBuffer
 from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.nest import unnest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
 from replaybank.datasets.openx.storage import DatasetStorage
@@ -64,17 +65,18 @@ def numbers(batches: Any) -> list[int]:
 
 def assert_same(given: TensorDict, expected: TensorDict) -> None:
     """Equal in every entry, dtype, shape and text."""
-    keys = set(expected.keys(True, True))
-    assert set(given.keys(True, True)) == keys
+    found, wanted = unnest(given), unnest(expected)
+    assert found.keys() == wanted.keys()
+    assert ("language_instruction",) in wanted
     assert given.batch_size == expected.batch_size
-    for key in keys:
-        one, other = given[key], expected[key]
+    for key, other in wanted.items():
+        one = found[key]
         if isinstance(other, torch.Tensor):
             assert one.dtype == other.dtype, key
             assert torch.equal(one, other), key
             assert one.is_contiguous(), key
         else:
-            assert one == other, key
+            assert one.tolist() == other.tolist(), key
 
 
 # --- the same steps as stored ------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class Cutter:
                 columns[key] = column[start : start + steps]
             else:
                 columns[key] = torch.from_numpy(self._numbers(leaf, column, start, start + steps))
-        self._mark(columns, steps)
+        self.mark(columns, steps)
         missing = frozenset(key for key in ted.missing if key in self.leaves)
         if self.slicing.pad is None:
             return Cut(columns, steps, missing, steps)
@@ -237,7 +237,7 @@ class Cutter:
         columns[following] = torch.from_numpy(after)
 
     @staticmethod
-    def _mark(columns: dict[Key, Tensor | list[str]], steps: int) -> None:
+    def mark(columns: dict[Key, Tensor | list[str]], steps: int) -> None:
         """The entries that no file has: what a step starts from is never final, and a slice ends."""
         done = columns[NEXT_DONE]
         assert isinstance(done, Tensor)
@@ -285,6 +285,28 @@ def join(cuts: Sequence[Cut]) -> TensorDict:
         there = [torch.full((cut.length,), key not in cut.missing) for cut in cuts]
         entries[(ENTRY_MASK if MASK in entries else "mask", *key)] = torch.cat(there)
     return nest(entries, torch.Size((sum(cut.length for cut in cuts),)))
+
+
+def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDict:
+    """A slice of zeros, with the entries, dtypes and shapes of those that :class:`Cutter` gives.
+
+    Args:
+        leaves: what a step has.
+        steps: how many.
+        filled: with the mask of a padded slice.
+    """
+    columns: dict[Key, Tensor | list[str]] = {}
+    for key, leaf in leaves.items():
+        twice = [key, ("next", *key)] if key[0] == "observation" else [key]
+        for entry in twice:
+            if leaf.dtype is None:
+                columns[entry] = [""] * steps
+            else:
+                columns[entry] = torch.zeros((steps, *leaf.shape), dtype=_torch_dtype(leaf))
+    Cutter.mark(columns, steps)
+    if filled:
+        columns[MASK] = torch.ones(steps, dtype=torch.bool)
+    return join([Cut(columns, steps, frozenset(), steps)])
 
 
 def texts(strings: Sequence[str]) -> NonTensorStack:

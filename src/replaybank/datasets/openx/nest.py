@@ -1,4 +1,4 @@
-"""Entries by their path as nested TensorDicts."""
+"""Entries by their path as nested TensorDicts, and back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 
 from replaybank.storages._tensordict import build
 
@@ -30,3 +30,9 @@ def nest(entries: Mapping[tuple[str, ...], Any], lead: torch.Size) -> TensorDict
         return build(source, lead, None)
 
     return make(tree)
+
+
+def unnest(data: TensorDictBase) -> dict[tuple[str, ...], Any]:
+    """The entries of a TensorDict by path, texts included. O(entries)."""
+    names = data.keys(True, True, is_leaf=is_leaf_nontensor)
+    return {(name,) if isinstance(name, str) else tuple(name): data.get(name) for name in names}

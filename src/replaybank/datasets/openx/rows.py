@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 
 from replaybank.datasets.openx.cut import ENTRY_MASK, texts
-from replaybank.datasets.openx.nest import nest
+from replaybank.datasets.openx.nest import nest, unnest
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.indexing import Run
@@ -62,9 +62,7 @@ class TrajectoryRows(Storage):
         """Steps of episodes that lie end to end, as one row an episode."""
         lead = torch.Size((len(lengths), self.longest))
         entries: dict[Key, Any] = {}
-        for name in data.keys(True, True):
-            key = (name,) if isinstance(name, str) else tuple(name)
-            value = data.get(name)
+        for key, value in unnest(data).items():
             if isinstance(value, Tensor):
                 entries[key] = self._rows_of_numbers(value, lengths)
             else:

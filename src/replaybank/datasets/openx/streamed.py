@@ -31,8 +31,8 @@ MAX_THREADS = 4
 WORKERS = 1024
 """Workers of a DataLoader that count their epochs each for itself."""
 
-SAMPLED, ITERATED = 0, 1
-"""The two series of epochs: those that ``sample`` goes through, and those of ``for`` loops."""
+SAMPLED, ITERATED, RESTARTED = 0, 1, 2
+"""Series of epochs: those that ``sample`` goes through, those of ``for`` loops, and all beyond: restarts."""
 
 
 class StreamError(RuntimeError, TypeError):
@@ -271,6 +271,13 @@ class StreamSampler(Sampler):
         cuts = self._run.take(count, length, count * self.prefetch)
         self._run.commit()
         return cuts
+
+    def restart(self, number: int) -> None:
+        """Have :meth:`slices` begin anew, with epochs that only a restart of this number has."""
+        self.close()
+        share, _ = worker_share(self.share)
+        self._sampled = Cursor(RESTARTED + number, 0, share)
+        self._loaded[SAMPLED] = False
 
     def begin(self) -> StreamRun:
         """Begin a pass over the next epoch, or go on with the one in the midst of which a state was taken."""
