@@ -7,14 +7,16 @@ if TYPE_CHECKING:
     from replaybank.buffers import (
         PrioritizedReplayBuffer,
         ReplayBuffer,
+        ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
+        TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.mixture import OpenXMixture
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
     from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -72,6 +75,7 @@ __all__ = [
     "DataFormatError",
     "EncodedFrames",
     "EntryStats",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -91,6 +95,7 @@ __all__ = [
     "RLDSWriter",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
@@ -110,6 +115,8 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -125,8 +132,10 @@ _HOMES = {
     "buffers": [
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
     ],
     "datasets.openx": [
         "EntryStats",
@@ -138,6 +147,7 @@ _HOMES = {
         "verify",
     ],
     "datasets.openx.sources": [
+        "HubTarSource",
         "RLDSSource",
         "RLDSWriter",
     ],
@@ -147,6 +157,7 @@ _HOMES = {
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [

@@ -213,7 +213,7 @@ class PriorityTable:
         given = self._given[ALPHA]
         if isinstance(given, Tensor):
             changed = self.set_exponent(ALPHA, given)
-        if log.total != number[TOTAL] or log.epoch != number[EPOCH]:
+        if not log.is_at(number[EPOCH], number[TOTAL]):
             if storage.columns != self._columns:
                 self._set_columns(storage)
             self._make_room(storage)
@@ -223,7 +223,7 @@ class PriorityTable:
     def catch_up(self) -> None:
         """Take in what was written to the storage last followed."""
         log, number = self._log, self.number
-        if log is None or (log.total == number[TOTAL] and log.epoch == number[EPOCH]):
+        if log is None or log.is_at(number[EPOCH], number[TOTAL]):
             return
         if self._ndim != 1 + len(self._columns):
             return  # written for the first time just now: only the storage knows its columns
@@ -432,6 +432,10 @@ class PriorityTable:
 
     def uniforms(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Float64 ``[count]`` in ``[0, 1)``, to be used before the next call."""
+        if generator is None and self.tree.native:
+            if self._uniforms.numel() != count:
+                self._uniforms = torch.empty(count, dtype=torch.float64)
+            return self._uniforms.uniform_()
         device = self.tree.device if generator is None else generator.device
         if device.type != "cpu" or self.tree.device.type != "cpu":
             drawn = torch.rand(count, dtype=torch.float64, generator=generator, device=device)

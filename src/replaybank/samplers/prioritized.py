@@ -79,7 +79,7 @@ class PrioritizedSampler(PrioritySampler):
             ValueError: the storage holds more than ``max_capacity`` items.
         """
         refuse_empty(storage)
-        with self._lock:
+        with self._lock.lock:
             table = self._table
             table.follow(storage)
             items, importance, stamps = table.tree.draw(

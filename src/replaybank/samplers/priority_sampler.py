@@ -177,7 +177,7 @@ class PrioritySampler(Sampler):
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
-        with self._lock:
+        with self._lock.lock:
             self._changed(self._table.update(index, priority, storage, generation))
 
     def mark_update(self, index: Any, *, storage: SampledStorage | None = None) -> None:

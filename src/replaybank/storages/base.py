@@ -329,8 +329,9 @@ class Storage(Stateful):
         Raises:
             IndexError: out of range, or never written.
         """
-        if self._log.unfinished:
-            self._make_good(self._log, warn=True)
+        log = self._log
+        if log.unfinished:
+            self._make_good(log, warn=True)
         if self.ndim == 1 and type(index) is Tensor and index.dtype is torch.int64 and self.initialized:
             return self._read_items(index)
         target = self._resolve(index)

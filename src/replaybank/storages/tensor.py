@@ -14,7 +14,7 @@ from replaybank.storages.arena import MemoryArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run, columns_count
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.leaves import common_lead, count_of, is_empty, leaf_specs
 from replaybank.storages.structure import Differs, Structure
 from replaybank.storages.table import LeafTable, Table, checked
@@ -92,10 +92,18 @@ class TensorStorage(Storage):
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One leaf of some rows: a view for slices, else a copy. O(rows)."""
-        keys = self.leaf_keys()
+        keys = [] if self._structure is None else self._structure.keys
         if self._table is None or key not in keys:
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         return self._table.read(keys.index(key), rows, self.log.length)
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where a leaf lies, for kernels that read it there; None if none can. Right until the next write."""
+        keys = [] if self._structure is None else self._structure.keys
+        table = self._table
+        if not isinstance(table, LeafTable) or key not in keys or table.items < self.rows:
+            return None
+        return table.place_of(keys.index(key))
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
@@ -111,8 +119,7 @@ class TensorStorage(Storage):
 
     def _read_items(self, items: Tensor) -> Any:
         table, structure = self._parts()
-        leaves = table.gather(items, len(self))
-        return structure.build(leaves, items.shape, self.device)
+        return structure.build(table.gather(items, len(self)), items.shape, self.device)
 
     def _read_run(self, run: Run) -> Any:
         table, structure = self._parts()

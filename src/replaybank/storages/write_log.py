@@ -115,6 +115,11 @@ class WriteLog:
         length = ints[LENGTH]
         return int(min(length, ints[PENDING_LENGTH]) if ints[PENDING] else length)
 
+    def is_at(self, epoch: int, total: int) -> bool:
+        """Whether nothing was appended since the log was at this ``epoch`` and ``total``. O(1)."""
+        ints = self._ints
+        return bool(ints[TOTAL] == total and ints[EPOCH] == epoch)
+
     @property
     def unfinished(self) -> bool:
         """Whether a write has begun that nobody will finish, given that the caller holds the lock."""
@@ -245,6 +250,19 @@ class WriteLog:
             ints[CONTINUES] = 0
         ints[TOTAL] += count
         self._events.appended(start, count)
+
+    def interrupt(self) -> None:
+        """Note that the next write continues nothing: what was written last is the end of something. O(1).
+
+        Example:
+            >>> log = WriteLog(rows=4)
+            >>> log.append(0, 2)
+            >>> log.interrupt()
+            >>> log.append(2, 1)
+            >>> log.cut.tolist()
+            [True, False, True, True]
+        """
+        self._ints[CONTINUES] = 0
 
     def _refuse(self, start: int, count: int) -> None:
         if not 0 < count <= self.rows:

@@ -416,7 +416,7 @@ def test_a_stream_has_no_length_and_no_places() -> None:
         ({"sampler": RandomSampler()}, RuntimeError, "sampler is for a stored dataset"),
         ({"split_trajs": True}, RuntimeError, "split_trajs is for a stored dataset"),
         ({"replacement": True}, RuntimeError, "replacement"),
-        ({"source": None}, FileNotFoundError, "'arm'"),
+        ({"source": None}, ValueError, "no Open X-Embodiment dataset 'arm'"),
         ({"slice_len": 0}, ValueError, "slice_len=0"),
         ({"num_slices": 1.5}, TypeError, "num_slices=1.5"),
         ({"prefetch": -1}, ValueError, "prefetch=-1"),

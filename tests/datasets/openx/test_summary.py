@@ -96,7 +96,7 @@ def test_an_unfinished_conversion_says_so_and_what_it_has(arm_folder: Path, tmp_
 
     source = RLDSSource(arm_folder)
     with pytest.raises(KeyboardInterrupt):
-        convert(Stops(arm_folder), tmp_path / "part", progress=False)
+        convert(Stops(arm_folder), tmp_path / "part", progress=False, num_workers=1)
     summary = summarise(tmp_path / "part")
     assert not summary.complete
     first = source.shards()[0]

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from replaybank.buffers.parts import batch_size_of
 from replaybank.checkpoint import Stateful
+from replaybank.datasets.openx.catalog import mixtures
 from replaybank.datasets.openx.common import CommonEntries, example_of
 from replaybank.datasets.openx.options import Slicing, slicing_of, streams
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
@@ -339,9 +340,7 @@ def published(name: str) -> Mapping[str, float]:
     Raises:
         ValueError: there is none of this name; those there are are named.
     """
-    from replaybank.datasets.openx.catalog import mixtures  # type: ignore[import-untyped,unused-ignore]
-
-    known: Mapping[str, Mapping[str, float]] = mixtures()
+    known = mixtures()
     if name not in known:
         raise ValueError(f"there is no published mixture {name!r}: there are {sorted(known)}")
     return known[name]

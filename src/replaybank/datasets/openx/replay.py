@@ -16,15 +16,16 @@ from torch.utils.data import Dataset, IterableDataset
 from replaybank.buffers.parts import batch_size_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.cut import join
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
+from replaybank.datasets.openx.places import stored_at, streamed_from
+from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.rows import TrajectoryRows
 from replaybank.datasets.openx.sharding import rank_share
 from replaybank.datasets.openx.sources.base import EpisodeSource
-from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import order, sampler_for, trajectories
@@ -44,12 +45,6 @@ from replaybank.storages.base import Storage
 from replaybank.storages.layout import Key
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
-
-
-def default_root() -> Path:
-    """Where converted datasets are kept: ``replaybank/openx`` in the user's cache directory."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "replaybank" / "openx"
 
 
 def _identity(batch: Any) -> Any:
@@ -91,7 +86,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             slices) or each step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: stream. ``None``: if ``download`` is None as well.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
-        download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
+        download: ``True`` fetches and converts what is not in ``root`` yet, from ``source`` or where the
+            catalog says that ``dataset_id`` is published; what was interrupted goes on. ``"force"`` does that
+            again, over what is there. Raw shards are kept beside the result, in ``<dataset_id>.download``,
+            only until they were read. A local ``source`` needs no download; with ``"force"`` it
             is converted again, over what is there.
         sampler: stored: replaces the sampler that the arguments above would give.
         writer: stored: replaces the :class:`ImmutableDatasetWriter`.
@@ -104,8 +102,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             when it is read; a batch is ``[B, T_max]``.
         strict_length: with slices, leave out trajectories shorter than a slice (stored), or raise (streamed);
             ``False`` gives those whole.
-        source: an RLDS folder or URL, an episode source, or (stored) a converted dataset; ``None``: what is
-            in ``root``.
+        source: path or URL of a dataset in RLDS form, of the hub's tar shards or (stored) of a converted
+            dataset, or ``"rlds"`` or ``"hub"``, where ``dataset_id`` is published in that form, or an episode
+            source; ``None``: what is in ``root``, else, to stream or to download it, where the catalog says.
         split: split to read.
         images: what a conversion keeps of frames: ``"raw"`` pixels, or ``"encoded"``, ten to twenty times
             smaller and decoded when sampled.
@@ -122,7 +121,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         ValueError, RuntimeError: arguments that exclude each other; both are named.
         FileNotFoundError: there is no such dataset on disk.
         DataFormatError: there are no episodes, or a file is not what it should be.
-        NotImplementedError: downloading was asked for.
 
     Example:
         >>> import tempfile
@@ -143,6 +141,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         True
         >>> folder.cleanup()
     """
+
+    available_datasets = AvailableDatasets()
+    """Ids of the Open X-Embodiment datasets; ``replaybank list`` says more of them."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> OpenXExperienceReplay:
         """A stream is of a class of its own, so that a ``DataLoader`` iterates over it.
@@ -213,7 +214,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             refuse_parts(sampler=sampler, writer=writer, split_trajs=split_trajs or None)
             self._given = True
             streamed = stream_sampler(
-                _open(dataset_id, source, split),
+                streamed_from(dataset_id, source, split),
                 slicing,
                 batch_size=batch_size_of(batch_size),
                 shuffle=self.shuffle,
@@ -226,11 +227,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             )
             super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
             return
-        if download is True:
-            raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
         self._given = is_path(source) and is_converted(Path(source).expanduser())
-        self.path = _locate(
-            dataset_id, source, root, split, force=download == "force", images=images, num_workers=num_workers
+        self.path = stored_at(
+            dataset_id, source, root, split, download, images=images, num_workers=num_workers
         )
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
@@ -337,6 +336,51 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             raise refusal("Statistics take all steps")
         return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
 
+    def preprocess(
+        self,
+        fn: Change,
+        num_workers: int | None = None,
+        *,
+        dest: str | os.PathLike[str],
+        overwrite: bool = False,
+        progress: bool | None = None,
+        images: Literal["raw", "encoded"] = "raw",
+        mp_start_method: str | None = None,
+    ) -> OpenXExperienceReplay:
+        """Make a changed copy of the dataset on the disk. Killed at any instant, the same call goes on.
+
+        Args:
+            fn: given each episode, a TensorDict ``[T]``, returns the one to be stored, of any length, or None
+                to leave it out. Entries that follow from others are made anew.
+            num_workers: processes that run ``fn``; 0 runs it here, by default one a core.
+            dest: folder of the copy; made if missing.
+            overwrite: replace what is in ``dest``.
+            progress: show a progress bar; by default where the error output is a terminal.
+            images: ``"raw"`` or, encoded anew, ``"encoded"``.
+            mp_start_method: how processes start; by default as Python does here.
+
+        Returns:
+            The copy, without a batch size.
+
+        Raises:
+            RuntimeError: ``fn`` failed; names the episode.
+            DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
+            FileExistsError: ``dest`` holds something else.
+        """
+        if self.streaming:
+            raise refusal("A changed copy is made of a stored dataset")
+        made = preprocess(
+            self.path,
+            fn,
+            dest,
+            num_workers=num_workers,
+            overwrite=overwrite,
+            progress=progress,
+            images=images,
+            mp_start_method=mp_start_method,
+        )
+        return OpenXExperienceReplay(made.name, streaming=False, source=dest, split=made.split)
+
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
@@ -378,13 +422,13 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         finally:
             run.close()
 
-    def _draw(self, size: int, info_in_sample: bool) -> Batch:
+    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
         sampler = self._streamed
         if sampler is None:
-            return super()._draw(size, info_in_sample)
+            return super()._draw(size, info_in_sample, collate_fn)
         with self._lock.lock:
             cuts = sampler.slices(*sampler.slicing.of(size))
-            return Batch(self._assemble(join(cuts), info_in_sample), {}, False)
+            return Batch(self._assemble(join(cuts), info_in_sample, collate_fn), {}, False)
 
     def __getitem__(self, index: Any) -> Any:
         """Read steps, as for :meth:`ReplayBuffer.__getitem__`; not of a stream."""
@@ -473,58 +517,3 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
 class _StreamedReplay(OpenXExperienceReplay, IterableDataset[Any]):
     """A streamed dataset: nothing but what tells a ``DataLoader`` to iterate, and not to ask for items."""
-
-
-def _open(
-    dataset_id: str, source: str | os.PathLike[str] | EpisodeSource | None, split: str
-) -> EpisodeSource:
-    """The source to stream from."""
-    if source is None:
-        raise FileNotFoundError(
-            f"this version does not download {dataset_id!r}: pass source=, the folder or URL of an RLDS "
-            "dataset"
-        )
-    if not isinstance(source, (str, os.PathLike)):
-        return source
-    if is_converted(source):
-        raise ValueError(
-            f"{os.fspath(source)} is converted already, and need not be streamed: pass streaming=False"
-        )
-    return RLDSSource(source, split)
-
-
-def _locate(
-    dataset_id: str,
-    source: str | os.PathLike[str] | EpisodeSource | None,
-    root: str | os.PathLike[str] | None,
-    split: str,
-    *,
-    force: bool,
-    images: Literal["raw", "encoded"],
-    num_workers: int | None,
-) -> Path:
-    """The folder of the converted dataset, converting it first where a local origin is given."""
-    if is_path(source) and "://" not in os.fspath(source):
-        source = Path(source).expanduser()
-    if is_path(source) and is_converted(source):
-        return Path(source)
-    if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
-        raise ValueError(
-            f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
-        )
-    folder = Path(root).expanduser() if root is not None else default_root()
-    folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
-    if source is None:
-        if not is_converted(folder):
-            raise FileNotFoundError(
-                f"there is no converted dataset {dataset_id!r} in {folder.parent}: "
-                "pass source=, the folder of an RLDS dataset or of a converted one"
-            )
-        return folder
-    if is_path(source) and not is_rlds(source):
-        raise FileNotFoundError(
-            f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
-            "(which has a features.json and a dataset_info.json)"
-        )
-    convert(source, folder, split=split, overwrite=force, images=images, num_workers=num_workers)
-    return folder
