@@ -15,6 +15,8 @@ R = TypeVar("R")
 JOIN_SECONDS = 10.0
 """How long closing waits for a thread that hangs in a read; then it is left to end by itself, as a daemon."""
 
+_NAME = "replaybank-stream-"  # of all threads
+
 
 class _Entry(NamedTuple, Generic[P, R]):
     item: P
@@ -122,8 +124,8 @@ class Ahead(Generic[P, R]):
 
     def _start(self) -> None:
         if self._threads:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="replaybank-prepare")
-        self._thread = threading.Thread(target=self._run, name="replaybank-stream", daemon=True)
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=f"{_NAME}prepare")
+        self._thread = threading.Thread(target=self._run, name=f"{_NAME}read", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -169,8 +171,12 @@ class Ahead(Generic[P, R]):
             self._stopped = True
             self._line.clear()
             self._changed.notify_all()
-        thread, pool = self._thread, self._pool
-        if pool is not None:
-            pool.shutdown(wait=threading.current_thread() is not thread, cancel_futures=True)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(JOIN_SECONDS)
+        # Forgotten streams are closed by whatever thread collects garbage: it may be one of these.
+        if threading.current_thread().name.startswith(_NAME):
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+            return
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)

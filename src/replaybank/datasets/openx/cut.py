@@ -275,11 +275,13 @@ def join(cuts: Sequence[Cut]) -> TensorDict:
         cuts: of one dataset, at least one.
     """
     entries: dict[Key, Any] = {}
-    for key, column in cuts[0].columns.items():
-        if isinstance(column, list):
-            entries[key] = texts([text for cut in cuts for text in cut.columns[key]])
+    for key in cuts[0].columns:
+        columns = [cut.columns[key] for cut in cuts]
+        tensors = [column for column in columns if isinstance(column, Tensor)]
+        if tensors:
+            entries[key] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         else:
-            entries[key] = column if len(cuts) == 1 else torch.cat([cut.columns[key] for cut in cuts])  # type: ignore[misc]
+            entries[key] = texts([str(text) for column in columns for text in column])
     lacking = frozenset[Key]().union(*(cut.missing for cut in cuts))
     for key in sorted(lacking):
         there = [torch.full((cut.length,), key not in cut.missing) for cut in cuts]
