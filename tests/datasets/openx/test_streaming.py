@@ -7,6 +7,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from replaybank import TensorDictReplayBuffer
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.nest import unnest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard, held_bytes
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.errors import DataFormatError
 from replaybank.samplers.random import RandomSampler
@@ -664,3 +665,10 @@ def test_another_generator_begins_anew() -> None:
     streamed.sample(1)
     streamed.set_rng(torch.Generator().manual_seed(4))
     assert numbers(streamed) == numbers(stream(generator=torch.Generator().manual_seed(4)))
+
+
+def test_what_an_episode_holds_is_its_record_and_its_arrays_or_what_its_frames_say() -> None:
+    one = episode(0, 3)
+    arrays = 3 * (3 * 4 + 2 * 8 + 4 + 1)
+    assert held_bytes(one) == arrays + 3 * 20 * 20 * 3
+    assert held_bytes(replace(one, record_bytes=500)) == arrays + 500

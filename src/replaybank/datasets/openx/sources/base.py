@@ -30,7 +30,10 @@ class FieldSpec:
 
 
 class Images(Protocol):
-    """The frames of one camera over an episode, still encoded until asked for."""
+    """The frames of one camera over an episode, still encoded until asked for.
+
+    If it holds memory that the episode's ``record_bytes`` does not count, it says so in an attribute ``nbytes``.
+    """
 
     def __len__(self) -> int:
         """Number of frames, one a step."""
