@@ -85,3 +85,18 @@ def test_data_without_the_time_dimension_is_refused() -> None:
         time_to_front(TensorDict(batch_size=[3]), 1)
     with pytest.raises(ValueError, match="dim_extend=1"):
         time_to_front(torch.ones(3), 1)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [1, "a"],
+        [torch.tensor(1), 2],
+        [np.zeros(2), None],
+        [TensorDict({}, []), "x"],
+        [1, (torch.tensor(1), 2)],
+    ],
+    ids=["number", "tensor", "array", "tensordict", "tuple"],
+)
+def test_items_of_more_than_one_kind_stay_a_list(items: list[Any]) -> None:
+    assert collate(items) is items

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -998,6 +998,7 @@ def test_the_repr_shows_buffers_and_how_they_are_drawn() -> None:
 # --- against a model -------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_whatever_is_written_every_item_comes_from_its_buffer(data: st.DataObject) -> None:
     """Random writes to buffers of random capacity, and samples of any subset of them."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -259,6 +259,7 @@ def test_weights_are_of_the_dtype_asked_for(dtype: torch.dtype) -> None:
         assert buffer.sample(return_info=True)[1]["priority_weight"].dtype is dtype
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_a_buffer_agrees_with_a_dictionary_of_priorities(data: st.DataObject) -> None:
     """Random adds, extends, updates and replacements against what each slot should count."""

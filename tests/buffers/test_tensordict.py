@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, tensorclass
 
 from buffers.doubles import InOrder, Remembers
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.storages import LazyTensorStorage, TensorStorage
@@ -324,3 +325,50 @@ def test_priorities_asked_for_that_cannot_be_taken_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="the data has no entry 'p'"):
         prioritized.extend(data, update_priority=True)
     assert len(plain) == len(prioritized) == 3
+
+
+@tensorclass
+class Bare:
+    """A step without room for anything else."""
+
+    n: torch.Tensor
+
+
+@tensorclass
+class Roomy:
+    """A step with fields for what a sample has."""
+
+    n: torch.Tensor
+    index: torch.Tensor | None = None
+    td_error: torch.Tensor | None = None
+
+
+@pytest.mark.parametrize(
+    "storage", [lambda: LazyTensorStorage(5), lambda: ListStorage(5)], ids=["tensor", "list"]
+)
+def test_a_sample_of_tensorclasses_has_the_entries_that_they_have_fields_for(storage: Any) -> None:
+    def buffer_of(kind: Any) -> TensorDictReplayBuffer:
+        sampler = PrioritizedSampler(5, alpha=1.0, beta=1.0, eps=0.0)
+        buffer = TensorDictReplayBuffer(storage=storage(), sampler=sampler, batch_size=50)
+        buffer.extend(kind(torch.arange(5.0), batch_size=[5]))
+        return buffer
+
+    roomy: Any = buffer_of(Roomy)
+    sample = roomy.sample()
+    assert isinstance(sample, Roomy)
+    index: Any = sample.index
+    assert torch.equal(index, sample.n.long())
+    sample.td_error = sample.n + 1
+    roomy.update_tensordict_priority(sample)
+    assert roomy.sampler.weights.tolist() == [1, 2, 3, 4, 5]
+    bare: Any = buffer_of(Bare)
+    sample, info = bare.sample(return_info=True)
+    assert type(sample) is Bare
+    assert torch.equal(info["index"], sample.n.long())
+    bare.update_priority(info["index"], info["index"] + 1)
+    assert bare.sampler.weights.tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(KeyError, match="no entry 'index'"):
+        bare.update_tensordict_priority(sample)
+    for batch in bare:
+        assert type(batch) is Bare
+        break

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 from replaybank.storages import LazyTensorStorage, TensorStorage
-from replaybank.storages.ensemble import StorageEnsemble, stacked
+from replaybank.storages.ensemble import StorageEnsemble, combined, stacked
 from replaybank.storages.list import ListStorage
 
 
@@ -140,3 +140,32 @@ def test_tensordicts_of_differing_leaf_shapes_are_stacked_lazily() -> None:
     got = StorageEnsemble(wide, slim).get(where([0, 1], [1, 2], [3, 4]))
     assert got.batch_size == (2, 2)
     assert [part["x"].shape for part in got.unbind(0)] == [(2, 3), (2, 2)]
+
+
+@pytest.mark.parametrize("kind", ["tensors", "text", "dtypes", "locked"])
+def test_stacked_parts_are_what_tensordict_makes_of_them(kind: str) -> None:
+    def part(k: int) -> TensorDict:
+        inner = TensorDict(
+            {"r": torch.arange(3.0) + k, "deep": TensorDict({"x": torch.ones(3, 2) * k}, [3])}, [3]
+        )
+        made = TensorDict({"n": torch.arange(3) * k, "next": inner}, [3])
+        if kind == "text":
+            made["text"] = [f"{k}{letter}" for letter in "abc"]
+        if kind == "dtypes" and k:
+            made["n"] = made["n"].to(torch.int32)
+        return made.lock_() if kind == "locked" else made
+
+    parts = [part(0), part(5)]
+    got = combined(parts)
+    expected: Any = torch.stack(cast(Any, tuple(parts)))
+    assert got.batch_size == expected.batch_size == (2, 3)
+    assert set(got.keys(True, True)) == set(expected.keys(True, True))
+    assert got["next"].batch_size == expected["next"].batch_size
+    for key in (("n",), ("next", "r"), ("next", "deep", "x")):
+        assert torch.equal(got[key], expected[key])
+        assert got[key].dtype == expected[key].dtype
+    if kind == "text":
+        assert got["text"] == expected["text"]
+    if kind == "tensors":
+        got["next", "r"].fill_(9)
+        assert parts[1]["next", "r"].tolist() == [5.0, 6.0, 7.0]

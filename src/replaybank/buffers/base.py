@@ -31,6 +31,13 @@ DEFAULT_CAPACITY = 1000
 """Items of the storage that a buffer makes when none is given."""
 
 
+_CALLED_FROM_GRAPHS = (
+    *("add", "extend", "empty", "sample", "next"),
+    *("update_priority", "mark_update", "update_tensordict_priority"),
+)
+"""Methods that ``torch.compile`` does not look into in a buffer with ``compilable=True``."""
+
+
 class ComposedBuffer(Stateful):
     """What a buffer is composed of; how it writes and reads is for its subclass to say.
 
@@ -142,6 +149,14 @@ class ComposedBuffer(Stateful):
         device = getattr(self._storage, "device", None)
         on_cpu = device is None or not isinstance(device, torch.device) or device.type == "cpu"
         self._index_device = None if on_cpu else device
+        self._keep_out_of_graphs((self._storage, self._writer))
+
+    def _keep_out_of_graphs(self, made_of: Sequence[Any]) -> None:
+        """Have ``torch.compile`` call this buffer instead of tracing into it, where that is asked for."""
+        if self._compilable or any(getattr(part, "compilable", False) for part in made_of):
+            for name in _CALLED_FROM_GRAPHS:
+                if hasattr(type(self), name):
+                    vars(self)[name] = parts.outside_graphs(self, name)
 
     def _share_sampler(self) -> None:
         """Share the sampler's memory, now that the storage has its own."""
@@ -400,7 +415,7 @@ class ComposedBuffer(Stateful):
     def _live_state(self) -> dict[str, Any]:
         if self._shared and self._recipe is None:
             parts.refuse_unallocated(self._storage)
-        left_out = ("_lock", "_prefetcher", "_iterator")
+        left_out = ("_lock", "_prefetcher", "_iterator", *_CALLED_FROM_GRAPHS)
         state = {name: value for name, value in self.__dict__.items() if name not in left_out}
         state["_process_lock"] = self._lock.shared
         state["_ahead"] = [] if self._prefetcher is None else self._prefetcher.state()
@@ -411,6 +426,8 @@ class ComposedBuffer(Stateful):
         for name, value in state.items():
             setattr(self, name, value)
         self._start(BufferLock(lock or False))
+        if self._recipe is None and "_storage" in state:
+            self._keep_out_of_graphs((self._storage, self._writer))
         self._take_ahead(ahead)
 
     def __repr__(self) -> str:

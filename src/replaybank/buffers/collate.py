@@ -16,7 +16,7 @@ def collate(data: Any) -> Any:
 
     TensorDicts and tensors are stacked along a new first dimension (TensorDicts of differing shapes lazily),
     numpy arrays and numbers become a tensor, tuples and dicts are stacked entry by entry. Lists of anything
-    else stay lists.
+    else, and of more than one kind, stay lists.
 
     Raises:
         RuntimeError: tensors of differing shapes.
@@ -28,20 +28,22 @@ def collate(data: Any) -> Any:
     if not isinstance(data, list) or not data:
         return data
     first = data[0]
-    if is_tensor_collection(first):
-        same = all(is_tensor_collection(item) and item.batch_size == first.batch_size for item in data)
+    if all(is_tensor_collection(item) for item in data):
+        same = all(item.batch_size == first.batch_size for item in data)
         return _stack_collections(data) if same else _stacked_lazily(data)
-    if isinstance(first, Tensor):
-        shapes = {tuple(item.shape) for item in data if isinstance(item, Tensor)}
+    if isinstance(first, Tensor) and all(isinstance(item, Tensor) for item in data):
+        shapes = {tuple(item.shape) for item in data}
         if len(shapes) > 1:
             raise RuntimeError(
                 f"Items of differing shapes {sorted(shapes)} cannot be stacked into a batch. Give the buffer "
                 "a collate_fn that pads them, or store TensorDicts."
             )
         return torch.stack(data)
-    if isinstance(first, (np.ndarray, np.generic)):
+    if isinstance(first, (np.ndarray, np.generic)) and all(
+        isinstance(item, (np.ndarray, np.generic)) for item in data
+    ):
         return torch.from_numpy(np.stack(data)) if _is_numeric(first) else data
-    if isinstance(first, (bool, int, float, complex)):
+    if all(isinstance(item, (bool, int, float, complex)) for item in data):
         return torch.tensor(data)
     if isinstance(first, tuple) and all(isinstance(item, tuple) and len(item) == len(first) for item in data):
         columns = [collate(list(column)) for column in zip(*data, strict=True)]

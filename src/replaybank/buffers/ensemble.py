@@ -14,6 +14,7 @@ from replaybank.buffers.ensemble_priorities import Shares, rows_by_part, take_pr
 from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import INDEX, put_info
 from replaybank.samplers.ensemble_index import places_of, refuse_empty_parts
+from replaybank.storages._tensordict import build, entries_to_set
 from replaybank.storages.indexing import pick
 
 BUFFER_IDS = "buffer_ids"
@@ -126,13 +127,14 @@ class ReplayBufferEnsemble(ComposedEnsemble):
         """
         Shares(self._buffers, index, priority, generation).update_priorities()
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: Any, *, generation: Any = None) -> None:
         """Tell the samplers that items have changed: one that has priorities gives them that of new ones.
 
         Args:
             index: as for :meth:`update_priority`.
+            generation: as for :meth:`update_priority`.
         """
-        Shares(self._buffers, index, None, None).mark_updates()
+        Shares(self._buffers, index, None, generation).mark_updates()
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Take priorities over from samples, each into the buffer it came from.
@@ -253,10 +255,17 @@ def _put_parts(data: Sequence[Any], index: TensorDict, info: Mapping[Any, Any]) 
     for k, (part, place, number) in enumerate(zip(data, places, ids, strict=True)):
         if not is_tensor_collection(part):
             continue
-        where = TensorDict({BUFFER_IDS: torch.full(place.shape[:1], number), "index": place}, place.shape[:1])
-        more = (1,) * (part.batch_dims - 1)
-        if more:  # items that are trajectories have theirs at every step
-            where = where.reshape(-1, *more).expand(part.batch_size)
-        part.pop(INDEX, None)
-        part.set(INDEX, where if part.device is None else where.to(part.device))
-        put_info(Batch(part, {key: values[k] for key, values in extras.items()}, False))
+        device = part.device
+        numbers = torch.full(place.shape[:1], number)
+        if device is not None and device.type != "cpu":
+            numbers, place = numbers.to(device), place.to(device)
+        where = build({BUFFER_IDS: numbers, "index": place}, place.shape[:1], device)
+        if part.batch_dims > 1:  # items that are trajectories have theirs at every step
+            where = where.reshape(-1, *(1,) * (part.batch_dims - 1)).expand(part.batch_size)
+        entries = entries_to_set(part)
+        own = {key: values[k] for key, values in extras.items()}
+        if entries is None:
+            put_info(Batch(part, {INDEX: where, **own}, False))
+        else:
+            entries[INDEX] = where
+            put_info(Batch(part, own, False))

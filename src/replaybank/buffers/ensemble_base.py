@@ -94,10 +94,12 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         """Have the ensembles of parts be of those that the buffers have now."""
         parts = self._buffers
         transforms = [part._transform if len(part._transform) else None for part in parts]
-        self._storage = cast(Any, StorageEnsemble(*(part._storage for part in parts), transforms=transforms))
+        stored = [part._storage for part in parts]
+        self._storage = cast(Any, StorageEnsemble(*stored, transforms=transforms))
         self._writer = WriterEnsemble(*(part._writer for part in parts))
         self._ensemble_sampler.samplers = tuple(part._sampler for part in parts)
         self._dim_extend, self._index_device, self._shares_later = 0, None, False
+        self._keep_out_of_graphs([*stored, *self._writer])
 
     def _hand_generator_down(self) -> None:
         self._sampler.generator = self._generator

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -160,3 +162,15 @@ def draw_of(sampler: Sampler) -> Callable[[Any, int], tuple[Any, dict[Any, Any]]
         if "sample" in vars(owner):
             return sampler.sample
     return sampler.draw
+
+
+def outside_graphs(owner: Any, name: str) -> Callable[..., Any]:
+    """A method of ``owner`` that ``torch.compile`` calls between two graphs, with nothing in it traced."""
+    method = getattr(type(owner), name)
+    reference = weakref.ref(owner)  # the owner will hold this: a cycle would keep its memory for a while
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(reference(), *args, **kwargs)
+
+    return cast(Callable[..., Any], torch.compiler.disable(call))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import is_tensor_collection, is_tensorclass
 from torch import Tensor
 
 from replaybank.buffers import view
@@ -39,7 +40,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     A sample has an entry ``"index"`` (int64 ``[B]``, or ``[B, ndim]`` where the sampler gives one index a
     dimension) and the sampler's own entries. It says where the items are in ``storage``, time first; with an
     n-d storage ``buffer[...]`` numbers them otherwise, see :meth:`ReplayBuffer.__getitem__`. Priorities are
-    read from the data, on :meth:`extend` and :meth:`update_tensordict_priority`.
+    read from the data, on :meth:`extend` and :meth:`update_tensordict_priority`. A sample of tensorclasses
+    has the entries that they have fields for; ``sample(return_info=True)`` gives all.
 
     Thread-safe as :class:`ReplayBuffer` is.
 
@@ -145,8 +147,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: Any) -> None:
         """Take priorities over from samples.
 
-        Items whose sample has no entry ``priority_key`` get the default weight. Does nothing with a sampler
-        that has no priorities.
+        Items whose sample has no entry ``priority_key`` get the default weight. Items that have been
+        overwritten since they were sampled, or have gone when the buffer was emptied, are left alone. Does
+        nothing with a sampler that has no priorities.
 
         Args:
             data: a TensorDict with ``"index"`` as a sample has it.
@@ -164,14 +167,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "came from sample(), or use update_priority(index, priority)."
             )
         index, dims = _item_index(index, data)
-        priority = data.get(self._priority_key, None)
-        if priority is None:
-            self.mark_update(index)
-            return
-        priority = self._reduced(priority, dims).reshape(-1)
         generation = data.get(GENERATION, None)
         if generation is not None:
             generation = generation[(slice(None),) * dims + (0,) * (generation.ndim - dims)].reshape(-1)
+        priority = data.get(self._priority_key, None)
+        if priority is None:
+            self.mark_update(index, generation=generation)
+            return
+        priority = self._reduced(priority, dims).reshape(-1)
         self.update_priority(index, priority, generation=generation)
 
     def sample(
@@ -261,9 +264,19 @@ def _item_index(index: Tensor, data: Any) -> tuple[Tensor, int]:
 
 
 def put_info(batch: Batch) -> None:
-    """Set where the items of a batch are, and the sampler's entries, in its TensorDict. O(entries)."""
+    """Set where the items of a batch are, and the sampler's entries, in its TensorDict. O(entries).
+
+    A tensorclass gets those that it has fields for.
+    """
     data = batch.data
     if not is_tensor_collection(data):
+        return
+    if is_tensorclass(data):
+        fields = {field.name for field in dataclasses.fields(data)}
+        for key, value in batch.info.items():
+            path = (key,) if type(key) is str else key
+            if path[0] in fields and (len(path) == 1 or is_tensor_collection(getattr(data, path[0]))):
+                _put_checked(data, key, torch.stack(value, -1) if type(value) is tuple else value)
         return
     shape, device = data.batch_size, data.device
     flat = len(shape) == 1 and (device is None or device.type == "cpu")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection, lazy_stack
+from tensordict import TensorDict, is_tensor_collection, lazy_stack
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
+from replaybank.storages._tensordict import build, entries
 from replaybank.storages.base import Storage, entry
 from replaybank.storages.indexing import pick
 from replaybank.storages.snapshot import StorageSnapshot
@@ -210,9 +211,11 @@ def combined(parts: Sequence[Any]) -> Any:
     """
     first = parts[0]
     if all(is_tensor_collection(part) for part in parts):
-        keys = {frozenset(part.keys(True, True)) for part in parts}
-        if len(keys) == len({part.batch_size for part in parts}) == 1:
-            with contextlib.suppress(RuntimeError):  # leaves of differing shapes
+        if len({part.batch_size for part in parts}) == 1:
+            plain = _stacked_plainly(parts)
+            if plain is not None:
+                return plain
+            with contextlib.suppress(RuntimeError, KeyError, ValueError):  # differing leaves
                 return torch.stack(tuple(parts))
         return lazy_stack(list(parts))
     if all(isinstance(part, Tensor) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
@@ -222,3 +225,24 @@ def combined(parts: Sequence[Any]) -> Any:
     ):
         return {key: combined([part[key] for part in parts]) for key in first}
     return list(parts)
+
+
+def _stacked_plainly(parts: Sequence[Any]) -> TensorDict | None:
+    """TensorDicts of one batch size, stacked in a fraction of the time, if they are but tensors that fit."""
+    first = parts[0]
+    if any(type(part) is not TensorDict or part.device != first.device for part in parts):
+        return None
+    sources = [entries(part) for part in parts]
+    if any(source.keys() != sources[0].keys() for source in sources):
+        return None
+    made: dict[str, Any] = {}
+    for key, value in sources[0].items():
+        column = [source[key] for source in sources]
+        if type(value) is TensorDict:
+            same = all(type(other) is TensorDict and other.batch_size == value.batch_size for other in column)
+            made[key] = _stacked_plainly(column) if same else None
+        elif all(type(x) is Tensor and x.shape == value.shape and x.dtype == value.dtype for x in column):
+            made[key] = torch.stack(column)
+        if made.get(key) is None:
+            return None
+    return build(made, torch.Size((len(parts), *first.batch_size)), first.device)

@@ -10,9 +10,9 @@ from replaybank.datasets.openx.catalog import datasets
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.corrections import corrected
 from replaybank.datasets.openx.files import MANIFEST, is_converted
+from replaybank.datasets.openx.options import is_path
 from replaybank.datasets.openx.sources.base import EpisodeSource
-from replaybank.datasets.openx.sources.open import locate, open_source
-from replaybank.datasets.openx.sources.origins import ORIGINS
+from replaybank.datasets.openx.sources.open import is_origin, open_source
 
 
 def default_root() -> Path:
@@ -32,29 +32,23 @@ def stored_at(
     num_workers: int | None,
 ) -> Path:
     """The folder of the converted dataset, converting it first where an origin is given or to be found."""
-    place: str | EpisodeSource | None = None
-    if source is not None and not isinstance(source, (str, os.PathLike)):
-        place = source
-    elif source is not None and source not in ORIGINS:
-        place = os.path.expanduser(os.fspath(source))
-        if "://" not in place and is_converted(place):
-            return Path(place)
+    named = source is None or (isinstance(source, str) and is_origin(source))
+    place = os.path.expanduser(source) if is_path(source) and not named else source
+    if is_path(place) and not named and "://" not in os.fspath(place) and is_converted(place):
+        return Path(place)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
     folder = Path(root).expanduser() if root is not None else default_root()
     folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
-    if place is None and (not download or (download is True and (folder / MANIFEST).is_file())):
+    if named and (not download or (download is True and (folder / MANIFEST).is_file())):
         if not is_converted(folder):
             raise FileNotFoundError(
                 f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
                 "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
             )
         return folder
-    if place is None:
-        assert source is None or isinstance(source, (str, os.PathLike))
-        place = locate(source, dataset_id)
     convert(
         place,
         folder,
@@ -73,7 +67,7 @@ def streamed_from(
     """The episodes of a dataset that is streamed, its known faults put right."""
     if source is not None and not isinstance(source, (str, os.PathLike)):
         return corrected(source, dataset_id if dataset_id in datasets() else None)
-    if source is not None and source not in ORIGINS and is_converted(os.path.expanduser(source)):
+    if source is not None and not is_origin(source) and is_converted(os.path.expanduser(source)):
         raise ValueError(
             f"{os.fspath(source)} is converted already, and need not be streamed: pass streaming=False"
         )

@@ -32,7 +32,7 @@ class FieldSpec:
 class Images(Protocol):
     """The frames of one camera over an episode, still encoded until asked for.
 
-    If it holds memory that the episode's ``record_bytes`` does not count, it says so in an attribute ``nbytes``.
+    Memory that it holds and the episode's ``record_bytes`` does not count is in an attribute ``nbytes``.
     """
 
     def __len__(self) -> int:
