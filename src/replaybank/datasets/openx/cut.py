@@ -13,6 +13,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from replaybank.datasets.openx.builder import torch_dtype
 from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.shuffle import below
@@ -77,21 +78,12 @@ def stream_leaves(source: EpisodeSource, image_keys: Sequence[str | Key] | None 
         )
     for leaf in leaves.values():
         if leaf.dtype is not None:
-            _torch_dtype(leaf)
+            torch_dtype(leaf)
     return leaves
 
 
 def _settled(leaves: Mapping[Key, Leaf]) -> bool:
     return all(-1 not in leaf.shape for leaf in leaves.values())
-
-
-def _torch_dtype(leaf: Leaf) -> torch.dtype:
-    try:
-        return torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-    except TypeError:
-        raise DataFormatError(
-            f"{'/'.join(leaf.key)} has dtype {leaf.dtype}, which torch does not have"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -304,7 +296,7 @@ def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDi
             if leaf.dtype is None:
                 columns[entry] = [""] * steps
             else:
-                columns[entry] = torch.zeros((steps, *leaf.shape), dtype=_torch_dtype(leaf))
+                columns[entry] = torch.zeros((steps, *leaf.shape), dtype=torch_dtype(leaf))
     Cutter.mark(columns, steps)
     if filled:
         columns[MASK] = torch.ones(steps, dtype=torch.bool)
