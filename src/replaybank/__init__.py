@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.mixture import OpenXMixture
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter, open_source
@@ -86,6 +87,7 @@ __all__ = [
     "MissingKeyError",
     "Normalize",
     "OpenXExperienceReplay",
+    "OpenXMixture",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -140,6 +142,8 @@ _HOMES = {
         "EntryStats",
         "Normalize",
         "OpenXExperienceReplay",
+        "OpenXMixture",
+        "OpenXMixture",
         "convert",
         "verify",
     ],
