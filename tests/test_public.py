@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [name for name in replaybank.__all__ if not name.startswith("__")]
 
 OPTIONAL = (
-    *("av", "fsspec", "google_crc32c", "huggingface_hub", "PIL", "pyarrow", "rich", "simplejpeg", "torchrl"),
-    *("tqdm", "typer"),
+    *("av", "fsspec", "google_crc32c", "huggingface_hub", "PIL", "pyarrow", "requests", "rich", "simplejpeg"),
+    *("torchrl", "tqdm", "typer"),
 )
 """What the core does without; only extras bring them."""
 

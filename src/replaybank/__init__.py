@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter, open_source
     from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
@@ -120,6 +120,7 @@ __all__ = [
     "WriterEnsemble",
     "__version__",
     "convert",
+    "open_source",
     "split_trajectories",
     "verify",
 ]
@@ -146,6 +147,7 @@ _HOMES = {
         "HubTarSource",
         "RLDSSource",
         "RLDSWriter",
+        "open_source",
     ],
     "errors": [
         "CorruptRecordError",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,6 +50,20 @@ class Images(str, Enum):
 
     raw = "raw"
     encoded = "encoded"
+
+
+class Origin(str, Enum):
+    """Where a dataset is published."""
+
+    rlds = "rlds"
+    hub = "hub"
+
+
+class LastStep(str, Enum):
+    """What becomes of the last step of an episode."""
+
+    keep = "keep"
+    drop = "drop"
 
 
 def _path(text: str) -> str:
@@ -91,9 +107,28 @@ def demo(
     run_demo(data, output=_folder(output, "--output"), seconds=seconds, seed=seed, quiet=quiet)
 
 
+@app.command(name="list")
+def list_datasets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything, for programs.")] = False,
+) -> None:
+    """List the Open X-Embodiment datasets: robot, rate, size, entries, known defects."""
+    from replaybank.datasets.openx.catalog import datasets
+    from replaybank.show import show_catalog
+
+    if as_json:
+        print(json.dumps([asdict(facts) for facts in datasets().values()], indent=1))
+    else:
+        show_catalog(datasets().values())
+
+
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder of an RLDS dataset.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="Path or URL of a published dataset, or an id of `replaybank list`."
+        ),
+    ],
     destination: Annotated[str, typer.Argument(metavar="DEST", help="Folder of the converted dataset.")],
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a converted dataset.")] = False,
@@ -111,9 +146,16 @@ def convert(
         int | None, typer.Option(min=1, help="Threads that decode frames.", show_default="one a core")
     ] = None,
     max_memory: Annotated[float, typer.Option(min=0.001, help="GiB to hold at most.")] = 1.0,
+    origin: Annotated[
+        Origin | None, typer.Option(help="Where to fetch an id from.", show_default="what the catalog says")
+    ] = None,
+    last_step: Annotated[
+        LastStep | None,
+        typer.Option(help="Last step of each episode.", show_default="what the catalog says"),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Convert a dataset into memory-mapped tensors, ready to be sampled."""
+    """Convert a dataset into memory-mapped tensors, ready to be sampled; fetch it first if need be."""
     folder = _folder(destination, "DEST")
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: give a folder, which is made if it is missing")
@@ -124,7 +166,7 @@ def convert(
 
     done = not overwrite and (folder / MANIFEST).is_file()
     made = convert_dataset(
-        _path(source),
+        _path(source) if origin is None else origin.value,
         folder,
         split=split,
         overwrite=overwrite,
@@ -134,6 +176,8 @@ def convert(
         image_keys=image_key or None,
         num_workers=workers,
         max_memory=int(max_memory * (1 << 30)),
+        dataset_id=None if origin is None else source,
+        last_step=None if last_step is None else last_step.value,
     )
     if not quiet:
         left_out = f", {len(made.skipped):,} records left out" if made.skipped else ""
@@ -157,15 +201,28 @@ def _folder(text: str, name: str) -> Path:
 
 @app.command()
 def info(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of an RLDS or a converted dataset.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="Path or URL of a dataset, converted or not, or an id of `replaybank list`."
+        ),
+    ],
     split: Annotated[
-        str | None, typer.Option(help="Which split of an RLDS dataset.", show_default="train")
+        str | None, typer.Option(help="Which split of a published dataset.", show_default="train")
     ] = None,
 ) -> None:
-    """Show what is in a dataset: entries, episodes, lengths, images, instructions."""
-    from replaybank.datasets.openx.summary import summarise
-    from replaybank.show import show_summary
+    """Show what is in a dataset: entries, episodes, lengths, images, instructions.
 
+    Of an id that is no path: what the catalog knows.
+    """
+    from replaybank.datasets.openx.catalog import facts_of
+    from replaybank.datasets.openx.sources.open import is_name
+    from replaybank.datasets.openx.summary import summarise
+    from replaybank.show import show_facts, show_summary
+
+    if is_name(path):
+        show_facts(facts_of(path))
+        return
     with _reading("shard") as show:
         summary = summarise(_path(path), split, show)
     show_summary(summary)

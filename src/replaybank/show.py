@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from replaybank.datasets.openx.catalog import DatasetFacts
+from replaybank.datasets.openx.sources.origins import url_of
 from replaybank.datasets.openx.stats import EntryStats
 from replaybank.datasets.openx.summary import DatasetSummary, FieldSummary, ImageSummary
 from replaybank.terminal import count, line, short, size, table
@@ -64,6 +66,60 @@ def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:
         ("steps an episode", f"{shortest} to {longest}, median {median:g}" if summary.lengths else ""),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def show_catalog(known: Iterable[DatasetFacts]) -> None:
+    """Print one line a dataset. O(datasets)."""
+    header = ("dataset", "robot", "hz", "episodes", "size", "observation", "known defects")
+    table("Open X-Embodiment", [_listed(facts) for facts in known], header)
+
+
+def _listed(facts: DatasetFacts) -> tuple[str, ...]:
+    return (
+        facts.id,
+        facts.robot or "?",
+        _rate(facts),
+        count(facts.episodes),
+        size(facts.size),
+        ", ".join(facts.observation),
+        "; ".join(_defects(facts)),
+    )
+
+
+def show_facts(facts: DatasetFacts) -> None:
+    """Print what is known of one dataset. O(1)."""
+    rows = [
+        ("version", facts.version),
+        ("robot", facts.robot or "?"),
+        ("steps a second", _rate(facts)),
+        *(
+            (f"split {name}", f"{count(s.episodes)} episodes, {count(s.shards)} files, {size(s.size)}")
+            for name, s in facts.splits.items()
+        ),
+        ("action", facts.action if isinstance(facts.action, str) else _parts(facts.action)),
+        ("observation", ", ".join(facts.observation)),
+        ("cameras", _parts(facts.cameras)),
+        ("other entries", ", ".join(facts.step)),
+        ("instruction", ", ".join(facts.instruction)),
+        ("known defects", "; ".join(_defects(facts))),
+        ("last steps", {"keep": "kept", "drop": "left out"}[facts.last_step]),
+        *((f"from {origin}", url_of(facts, origin)) for origin in ("rlds", "hub")),
+    ]
+    table(f"{facts.id}, as it is published", [(name, value) for name, value in rows if value])
+    line(f"`replaybank convert {facts.id} DEST` fetches and converts it.")
+
+
+def _rate(facts: DatasetFacts) -> str:
+    return "?" if facts.hz is None else f"{facts.hz:g}"
+
+
+def _defects(facts: DatasetFacts) -> list[str]:
+    swapped = [f"{', '.join(facts.bgr)}: blue first (put right)"] if facts.bgr else []
+    return [*facts.defects, *swapped]
+
+
+def _parts(parts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in parts.items())
 
 
 def _split(name: str, chosen: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,13 @@ from replaybank.samplers import (
     PrioritizedSliceSampler,
     RandomSampler,
     SamplerEnsemble,
+    SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
     StepScheduler,
 )
+from replaybank.storages import StorageEnsemble, TensorStorage
 
 Maker = Callable[[Any], Any]
 
@@ -109,3 +112,38 @@ def test_a_span_may_be_any_bool(given: Any) -> None:
 def test_another_span_is_refused(given: Any) -> None:
     with pytest.raises(TypeError, match="span="):
         SliceSampler(slice_len=3, span=given)
+
+
+BATCHES: list[Any] = [
+    RandomSampler(),
+    SamplerWithoutReplacement(),
+    PrioritizedSampler(4, 1.0, 1.0),
+    ConsumingSampler(9),
+    StalenessAwareSampler(),
+    SliceSampler(slice_len=2),
+    SliceSamplerWithoutReplacement(slice_len=2),
+    PrioritizedSliceSampler(4, 1.0, 1.0, slice_len=2),
+    SamplerEnsemble(RandomSampler(), RandomSampler()),
+]
+
+
+@pytest.mark.parametrize("sampler", BATCHES, ids=lambda sampler: type(sampler).__name__)
+def test_without_a_buffer_a_batch_size_is_checked_too(sampler: Any) -> None:
+    storage: Any = TensorStorage({"episode": torch.zeros(4, dtype=torch.int64)})
+    if isinstance(sampler, SamplerEnsemble):
+        storage = StorageEnsemble(storage, storage)
+    for given in (2, np.int64(2), torch.tensor(2)):
+        index, _ = sampler.sample(storage, given)
+        part = index["index"] if isinstance(sampler, SamplerEnsemble) else index
+        assert torch.as_tensor(part[0] if isinstance(part, tuple) else part).numel() == 2
+    for bad in (2.0, "2", None, True):
+        with pytest.raises(TypeError, match=f"batch_size={re.escape(repr(bad))}: give an int"):
+            sampler.sample(storage, bad)
+    with pytest.raises(ValueError, match="batch_size=-1"):
+        sampler.sample(storage, -1)
+
+
+@pytest.mark.parametrize("p", ["ab", {}, [1, None], object()])
+def test_probabilities_that_are_no_numbers_are_refused(p: Any) -> None:
+    with pytest.raises(TypeError, match="give one number a sampler"):
+        SamplerEnsemble(RandomSampler(), RandomSampler(), p=p)

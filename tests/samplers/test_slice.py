@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from depth import examples
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from reference.trajectory_index import n_windows
@@ -154,7 +155,7 @@ def test_given_data_does_not_wrap() -> None:
     assert {start for _, start, _ in runs(storage, slice_sampler(slice_len=8), 800)} == {0, 1, 2}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_slices_stay_in_their_trajectory_whatever_is_written(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

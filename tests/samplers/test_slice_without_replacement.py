@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
+from depth import examples
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, trajectories
@@ -390,7 +391,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=examples(2000), deadline=None)
 @given(
     actions=ACTIONS,
     rows=st.integers(1, 20),
@@ -429,6 +430,20 @@ def test_any_history_agrees_with_a_set_of_the_trajectories_left(
 
 
 # ---- state
+
+
+def test_content_replaced_before_the_storage_was_saved_ends_a_pass_that_was_saved_earlier() -> None:
+    storage, sampler = filled(12, 3, 3, 3, 3), sampler_of(slice_len=3, shuffle=False)
+    assert slices(storage, sampler, 6) == [(0, 0, 3), (1, 0, 3)]
+    sampler.generator = None
+    again = pickle.loads(pickle.dumps(sampler))
+    again.load_state_dict(sampler.state_dict())
+    storage.log.load_state_dict(storage.log.state_dict())
+    assert slices(storage, again, 3) == [(2, 0, 3)]  # nothing was written: it goes on
+    again.load_state_dict(sampler.state_dict())
+    storage.replace(torch.tensor([11]), {DONE: torch.tensor([[True]])})
+    storage.log.load_state_dict(storage.log.state_dict())
+    assert slices(storage, again, 6) == [(0, 0, 3), (1, 0, 3)]
 
 
 CHILD = """

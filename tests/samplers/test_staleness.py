@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from depth import examples
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from reference.write_log import SlotLog
@@ -126,7 +127,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(actions=ACTIONS, rows=st.integers(1, 12), limit=st.integers(0, 15))
 def test_any_history_agrees_with_write_stamps(
     actions: list[tuple[str, int, int]], rows: int, limit: int

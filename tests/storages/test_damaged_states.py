@@ -15,7 +15,7 @@ from replaybank.storages import LazyMemmapStorage, LazyTensorStorage, ListStorag
 from replaybank.storages.layout import LeafSpec, RowLayout
 from replaybank.storages.table import LeafTable
 
-EPOCH, TOTAL, CURSOR, LENGTH, CONTINUES = 0, 1, 2, 3, 5
+EPOCH, TOTAL, CURSOR, LENGTH, CONTINUES, TOUCHES = 0, 1, 2, 3, 5, 13
 
 
 def _state() -> dict[str, Any]:
@@ -59,6 +59,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], None]] = {
     "cursor behind rows never written": _header(LENGTH, 2),
     "total below length": _header(TOTAL, -(2**63)),
     "total too large": _header(TOTAL, 2**63 - 1),
+    "touches below 0": _header(TOUCHES, -1),
     "epoch too large": _header(EPOCH, 2**63 - 1),
     "negative epoch": _header(EPOCH, -1),
     "flag that is none": _header(CONTINUES, 7),

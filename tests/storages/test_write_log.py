@@ -203,6 +203,7 @@ def test_a_state_dict_can_be_loaded_twice_and_followers_notice() -> None:
     log = WriteLog(6)
     log.append(0, 6)
     log.append(0, 2)
+    log.touch(torch.tensor([3, 1, 3]))
     saved = log.state_dict()
     other = WriteLog(6)
     for _ in range(2):
@@ -210,7 +211,7 @@ def test_a_state_dict_can_be_loaded_twice_and_followers_notice() -> None:
         mark = other.mark()
         other.load_state_dict(saved)
         assert other.changes(mark).everything
-        assert (other.cursor, other.length, other.total) == (2, 6, 8)
+        assert (other.cursor, other.length, other.total, other.touches) == (2, 6, 8, 2)
         assert torch.equal(other.cut, log.cut)
         mark = other.mark()
         other.append(2, 1)

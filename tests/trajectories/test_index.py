@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from depth import examples
 from reference.history import History
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, n_windows
@@ -29,7 +30,7 @@ def check_index(index: TrajectoryIndex, every: list[Found], min_length: int) -> 
     assert index.length_range() == (min(lengths), max(lengths))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_after_any_history_the_index_agrees_with_the_slots_themselves(seed: int) -> None:
     history = History(seed)
@@ -44,7 +45,7 @@ def test_after_any_history_the_index_agrees_with_the_slots_themselves(seed: int)
             check_index(index, history.trajectories(), min_length)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_every_drawn_slice_is_consecutive_and_in_one_trajectory(seed: int) -> None:
     history = History(seed)

@@ -127,13 +127,14 @@ class ReplayBufferEnsemble(ComposedEnsemble):
         """
         Shares(self._buffers, index, priority, generation).update_priorities()
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: Any, *, generation: Any = None) -> None:
         """Tell the samplers that items have changed: one that has priorities gives them that of new ones.
 
         Args:
             index: as for :meth:`update_priority`.
+            generation: as for :meth:`update_priority`.
         """
-        Shares(self._buffers, index, None, None).mark_updates()
+        Shares(self._buffers, index, None, generation).mark_updates()
 
     def update_tensordict_priority(self, data: Any) -> None:
         """Take priorities over from samples, each into the buffer it came from.

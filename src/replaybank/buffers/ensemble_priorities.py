@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -71,15 +72,15 @@ class Shares:
                 part.update_priority(rows, _given(self._priority)[chosen])  # it warns
             return
         for part, _, rows in shares:
-            _check_range(rows, part)
+            _check_range(rows, part, perhaps_gone=self._stamps is not None)
         for part, chosen, rows in shares:
             stamps = {} if self._stamps is None else {"generation": self._stamps[chosen]}
             part.update_priority(rows, _given(self._priority)[chosen], **stamps)
 
     def mark_updates(self) -> None:
         """Tell the samplers that the items have changed."""
-        for part, _, rows in self._each():
-            part.mark_update(rows)
+        for part, chosen, rows in self._each():
+            part.mark_update(rows, generation=None if self._stamps is None else self._stamps[chosen])
 
 
 def _given(priority: Tensor | None) -> Tensor:
@@ -92,13 +93,18 @@ def _rows(places: Tensor, ndim: int) -> Tensor:
     return index if isinstance(index, Tensor) else torch.stack(index, -1)
 
 
-def _check_range(rows: Tensor, part: ReplayBuffer) -> None:
+def _check_range(rows: Tensor, part: ReplayBuffer, *, perhaps_gone: bool) -> None:
     """See to it that all items are there before a priority of any is changed; -1 is none.
+
+    ``perhaps_gone``: stamps tell which are not there any more, so that it does for them to have been there.
 
     Raises:
         IndexError: one is not.
     """
-    shape = torch.tensor(part.storage.shape if rows.ndim > 1 else [len(part)])
+    there = tuple(part.storage.shape)
+    if perhaps_gone:
+        there = (part.storage.log.rows, *there[1:])
+    shape = torch.tensor(there if rows.ndim > 1 else [math.prod(there)])
     table = rows.reshape(len(rows), -1).cpu()
     bad = (((table < 0) | (table >= shape)).any(-1)) & ~(table == -1).all(-1)
     if bool(bad.any()):
@@ -165,7 +171,7 @@ def take_priorities(part: ReplayBuffer, rows: Any) -> None:
     elif takes_priorities(part.sampler):
         priority, stamps = rows.get(_DEFAULT_KEY, None), rows.get(GENERATION, None)
         if priority is None:
-            part.mark_update(rows[INDEX])
+            part.mark_update(rows[INDEX], generation=stamps)
             return
         if priority.ndim > 1:
             priority = priority.flatten(1).amax(-1)

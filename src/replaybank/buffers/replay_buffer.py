@@ -15,6 +15,7 @@ from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
 from replaybank.buffers.parts import batch_size_of, draw_of
 from replaybank.buffers.prefetch import Batch
+from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
 
 if TYPE_CHECKING:
@@ -195,10 +196,10 @@ class ReplayBuffer(ComposedBuffer):
         """Give items another priority.
 
         Args:
-            index: as in ``info["index"]``, or int, or int64 ``[B]`` or ``[B, ndim]``.
+            index: as in ``info["index"]``, or int, int64 ``[B]`` or ``[B, ndim]``, or a slice.
             priority: number or ``[B]``; with more dimensions, that of time is moved as in :meth:`extend`.
             generation: ``info["_generation"]`` where the sampler gives one: an item that has been overwritten
-                since keeps its own priority.
+                since keeps its own priority, and one that has gone when the buffer was emptied is skipped.
 
         Raises:
             IndexError: an index is out of range; nothing has been changed.
@@ -213,15 +214,18 @@ class ReplayBuffer(ComposedBuffer):
         with self._lock.lock:
             self._sampler.update_priority(index, priority, storage=self._storage, **given)
 
-    def mark_update(self, index: Any) -> None:
+    def mark_update(self, index: Any, *, generation: Any = None) -> None:
         """Tell the sampler that items have changed: one that has priorities gives them that of new ones.
 
         Args:
             index: as for :meth:`update_priority`.
+            generation: as for :meth:`update_priority`.
         """
         self._ready()
+        stamped = generation is not None and takes_generation(self._sampler.mark_update)
+        given = {"generation": generation} if stamped else {}
         with self._lock.lock:
-            self._sampler.mark_update(index, storage=self._storage)
+            self._sampler.mark_update(index, storage=self._storage, **given)
 
     # --- reading -------------------------------------------------------------------------------------------
 

@@ -179,6 +179,7 @@ def _hand_over(
             buffer._writer.load_state_dict(state["writer"])
         with loading("sampler"):
             buffer._sampler.load_state_dict(state["sampler"])
+            buffer._sampler.register_storage(buffer._storage)
         with loading("transforms"):
             buffer._transform.load_state_dict(state["transforms"])
         with loading("generator"):
@@ -228,6 +229,7 @@ class _Before:
         buffer._join()
         buffer._writer.load_state_dict(self._writer)
         buffer._sampler.load_state_dict(self._sampler)
+        buffer._sampler.register_storage(buffer._storage)
         buffer._transform.load_state_dict(self._transforms)
         if self._generator is not None and self._random is not None:
             self._generator.set_state(self._random)

@@ -147,8 +147,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def update_tensordict_priority(self, data: Any) -> None:
         """Take priorities over from samples.
 
-        Items whose sample has no entry ``priority_key`` get the default weight. Does nothing with a sampler
-        that has no priorities.
+        Items whose sample has no entry ``priority_key`` get the default weight. Items that have been
+        overwritten since they were sampled, or have gone when the buffer was emptied, are left alone. Does
+        nothing with a sampler that has no priorities.
 
         Args:
             data: a TensorDict with ``"index"`` as a sample has it.
@@ -166,14 +167,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "came from sample(), or use update_priority(index, priority)."
             )
         index, dims = _item_index(index, data)
-        priority = data.get(self._priority_key, None)
-        if priority is None:
-            self.mark_update(index)
-            return
-        priority = self._reduced(priority, dims).reshape(-1)
         generation = data.get(GENERATION, None)
         if generation is not None:
             generation = generation[(slice(None),) * dims + (0,) * (generation.ndim - dims)].reshape(-1)
+        priority = data.get(self._priority_key, None)
+        if priority is None:
+            self.mark_update(index, generation=generation)
+            return
+        priority = self._reduced(priority, dims).reshape(-1)
         self.update_priority(index, priority, generation=generation)
 
     def sample(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources.rlds import RLDSSource
-from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, summarise_rlds
+from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, summarise_source
 from replaybank.demo.arm import NAME, VERSION, write_arm_dataset
 from replaybank.demo.training import Training, train
 from replaybank.show import show_summary
@@ -90,7 +90,7 @@ def run_demo(
         _say(quiet, f"Writing episodes of a simulated arm to {folder}")
         shutil.rmtree(folder, ignore_errors=True)
         source = RLDSSource(write_arm_dataset(folder, seed=seed))
-    dataset = summarise_rlds(source)
+    dataset = summarise_source(source)
     if not quiet:
         show_summary(dataset)
     destination = output / "converted" / dataset.name

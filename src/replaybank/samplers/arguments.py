@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,11 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def batch_of(value: Any) -> int:
+    """A number of items in a batch, at least 0; see :func:`whole`."""
+    return value if type(value) is int and value >= 0 else whole("batch_size", value, 0)
+
+
 def key_of(name: str, key: Any) -> InfoKey:
     """A key, its path as a tuple where it is a list.
 
@@ -53,6 +60,12 @@ def key_of(name: str, key: Any) -> InfoKey:
     if not path or not all(isinstance(part, str) for part in path):
         raise TypeError(f"{name}={key!r}: give a string, or a tuple of strings for what is nested.")
     return path
+
+
+def takes_generation(method: Callable[..., Any]) -> bool:
+    """Whether a sampler's method, perhaps a user's, has that argument."""
+    kinds = {name: argument.kind for name, argument in inspect.signature(method).parameters.items()}
+    return "generation" in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values()
 
 
 def real(name: str, value: Any) -> float:
@@ -75,7 +88,7 @@ def real(name: str, value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} is a tensor of shape {tuple(value.shape)}: give one number.")
     try:
-        number = float(value)
+        number = float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r}: give a number.") from None
     if not 0 <= number < math.inf:

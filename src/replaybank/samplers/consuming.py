@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replaybank.samplers.arguments import whole
+from replaybank.samplers.arguments import batch_of, whole
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.follow import Follower
 
@@ -92,9 +92,7 @@ class ConsumingSampler(Sampler):
             RuntimeError: the storage is empty, or all of its items are used up.
             ValueError: ``batch_size`` is negative.
         """
-        n = refuse_empty(storage)
-        if batch_size < 0:
-            raise ValueError(f"A batch of {batch_size} items was asked for: give 0 or more.")
+        n, batch_size = refuse_empty(storage), batch_of(batch_size)
         self._take_in(storage)
         if self._n_available == 0:
             raise RuntimeError(

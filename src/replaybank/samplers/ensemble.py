@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from replaybank.checkpoint import StrPath, load, save
-from replaybank.samplers.arguments import whole
+from replaybank.samplers.arguments import batch_of, takes_generation, whole
 from replaybank.samplers.base import InfoKey, Sampler
 from replaybank.samplers.ensemble_index import flat_of, items_of, joined, refuse_empty_parts, rows_of
 from replaybank.storages.ensemble import StorageEnsemble, item_index, stacked
@@ -96,7 +96,10 @@ class SamplerEnsemble(Sampler):
             raise RuntimeError(
                 "p says how parts are drawn and sample_from_all=True draws none: give one of them."
             )
-        p = torch.as_tensor(value).detach().cpu()
+        try:
+            p = torch.as_tensor(value).detach().cpu()
+        except (TypeError, RuntimeError):
+            raise TypeError(f"p={value!r}: give one number a sampler.") from None
         if not p.is_floating_point():
             p = p.to(torch.get_default_dtype())
         if p.shape != (len(self),):
@@ -174,6 +177,7 @@ class SamplerEnsemble(Sampler):
         Raises:
             ValueError: ``batch_size`` does not divide.
         """
+        batch_size = batch_of(batch_size)
         n_parts = len(self) if self.sample_from_all else self.num_buffer_sampled
         if batch_size % n_parts or batch_size < n_parts:
             raise ValueError(
@@ -271,12 +275,16 @@ class SamplerEnsemble(Sampler):
                 at, part = self._part(items[chosen], number, storage)
                 self._samplers[number].update_priority(at, own, storage=part, **given)
 
-    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+    def mark_update(self, index: Any, *, storage: Any = None, generation: Any = None) -> None:
         """Tell the parts that their items changed; arguments as for :meth:`update_priority`."""
         ids, items = self._items_of(index, None)
+        stamps = None if generation is None else flat_of(generation)
         for number in ids.unique().tolist():
-            at, part = self._part(items[ids == number], number, storage)
-            self._samplers[number].mark_update(at, storage=part)
+            chosen = ids == number
+            at, part = self._part(items[chosen], number, storage)
+            mark = self._samplers[number].mark_update
+            given = {} if stamps is None or not takes_generation(mark) else {"generation": stamps[chosen]}
+            mark(at, storage=part, **given)
 
     def _items_of(self, index: Any, count: int | None) -> tuple[Tensor, Tensor]:
         ids, places = items_of(index, count)

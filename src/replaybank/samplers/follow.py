@@ -43,7 +43,7 @@ class Follower:
     def __init__(self) -> None:
         self._log: WriteLog | None = None
         self._mark: LogMark | None = None
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int, int] | None = None
 
     @property
     def total(self) -> int:
@@ -61,13 +61,14 @@ class Follower:
         if log is self._log and mark == self._mark:
             return _NOTHING
         news = self._news(log, mark)
-        self._log, self._mark, self._seen = log, mark, (log.rows, log.total, log.length)
+        self._log, self._mark = log, mark
+        self._seen = log.rows, log.total, log.length, log.touches
         return news
 
     def _news(self, log: WriteLog, mark: LogMark) -> News:
         if self._mark is None or self._seen is None or (self._log is not None and self._log is not log):
             return News(True, [], False)
-        rows, total, length = self._seen
+        rows, total, length, touches = self._seen
         if rows != log.rows or log.total < total or log.length < length:  # emptied, or another storage
             return News(True, [], False)
         if mark.epoch == self._mark.epoch:
@@ -80,16 +81,17 @@ class Follower:
         # Either the storage was loaded, or it was emptied: then its length is not what it must have become.
         if self._log is not None:
             return News(True, [], False)
+        touched = log.touches != touches
         changes = log.changes(log.epoch_mark())
         if not changes.everything and sum(count for _, count in changes.appended) == log.total - total:
             reach = length
             for start, count in changes.appended:
                 reach = max(reach, min(start + count, rows))
             if reach == log.length:
-                return News(False, changes.appended, bool(changes.touched))
+                return News(False, changes.appended, touched)
         if log.length != min(rows, length + log.total - total):
             return News(True, [], False)
-        return self._by_total(log)._replace(touched=changes.everything or bool(changes.touched))
+        return self._by_total(log)._replace(touched=touched)
 
     def _by_total(self, log: WriteLog) -> News:
         count = min(log.total - self.total, log.rows)
@@ -105,8 +107,9 @@ class Follower:
         """Go on from there, in whichever storage is looked at next."""
         self._log = self._mark = self._seen = None
         if state_dict["seen"] is not None:
-            rows, total, length = map(int, state_dict["seen"])
-            self._seen, self._mark = (rows, total, length), LogMark(*map(int, state_dict["mark"]))
+            rows, total, length, *touches = map(int, state_dict["seen"])
+            self._seen = rows, total, length, touches[0] if touches else 0
+            self._mark = LogMark(*map(int, state_dict["mark"]))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()

@@ -1,21 +1,26 @@
-"""Indices of items, in the forms that users have them, as plain numbers."""
+"""Indices of items and their priorities, in the forms that users have them, as plain numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from replaybank.samplers.base import SampledStorage
 
 
-def item_numbers(index: Any, storage: SampledStorage | None) -> Tensor:
+def item_numbers(
+    index: Any, storage: SampledStorage | None, count: int, *, perhaps_gone: bool = False
+) -> Tensor:
     """Numbers of items, int64 ``[B]``, row by row; -1 where there is none. O(B).
 
     Args:
-        index: int, ``[B]``, ``[B, ndim]``, or a tuple of ``ndim`` tensors; -1: not stored.
-        storage: needed for the last two, whose entries are checked; numbers are not.
+        index: int, ``[B]``, ``[B, ndim]``, or a tuple of ``ndim`` tensors; -1: not stored. Or a slice.
+        storage: needed for ``[B, ndim]`` and tuples, whose entries are checked; numbers are not.
+        count: number of items, for slices.
+        perhaps_gone: rows that the storage has had, or may have, are good too.
 
     Raises:
         RuntimeError: the storage is needed, or has another number of dimensions.
@@ -26,7 +31,14 @@ def item_numbers(index: Any, storage: SampledStorage | None) -> Tensor:
         return index
     if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
         index = torch.stack([torch.as_tensor(part) for part in index], -1)
-    numbers = torch.as_tensor(index).detach()
+    if isinstance(index, slice):
+        index = range(count)[index]
+    if isinstance(index, range):
+        return index.start + index.step * torch.arange(len(index))
+    try:
+        numbers = torch.as_tensor(index).detach()
+    except (TypeError, RuntimeError):
+        raise TypeError(f"An index of type {type(index).__name__}: give integers or a slice.") from None
     if not numbers.numel():
         return torch.empty(0, dtype=torch.int64)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
@@ -43,11 +55,12 @@ def item_numbers(index: Any, storage: SampledStorage | None) -> Tensor:
                 f"[B, {storage.ndim}]."
             )
         numbers = numbers.reshape(-1, storage.ndim)
-        numbers = numbers.squeeze(-1) if storage.ndim == 1 else _ravel(numbers, storage.shape)
+        shape = (storage.log.rows, *storage.columns) if perhaps_gone else tuple(storage.shape)
+        numbers = numbers.squeeze(-1) if storage.ndim == 1 else _ravel(numbers, shape)
     return numbers.reshape(-1).to(torch.int64)
 
 
-def _ravel(index: Tensor, shape: torch.Size) -> Tensor:
+def _ravel(index: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Numbers from ``[B, ndim]``; -1 where a whole row is -1."""
     index = index.to(torch.int64)
     absent = (index == -1).all(-1)
@@ -56,9 +69,33 @@ def _ravel(index: Tensor, shape: torch.Size) -> Tensor:
         position = int(wrong.nonzero()[0])
         raise IndexError(
             f"Index {tuple(index[position].tolist())} (position {position}) is out of range: the items are "
-            f"{tuple(shape)}. Nothing has been changed."
+            f"{shape}. Nothing has been changed."
         )
     numbers = torch.zeros_like(index[:, 0])
     for dim, size in enumerate(shape):
         numbers = numbers * size + index[:, dim]
     return torch.where(absent, -1, numbers)
+
+
+def values_of(priority: Any) -> Tensor:
+    """Priorities in any form as a tensor; Python's floats keep all of their digits."""
+    if isinstance(priority, (int, float, np.number)) and not isinstance(priority, (bool, np.complexfloating)):
+        return torch.tensor(float(priority), dtype=torch.float64)  # whole numbers of any size, too
+    try:
+        values = torch.as_tensor(priority)
+        if isinstance(priority, (list, tuple)) and values.is_floating_point():
+            values = torch.as_tensor(priority, dtype=torch.float64)
+        return values
+    except (TypeError, RuntimeError):
+        raise TypeError(
+            f"Priorities of type {type(priority).__name__}: give a number, or a list, array or tensor."
+        ) from None
+
+
+def shape_of_index(index: Any, count: int) -> tuple[int, ...]:
+    """What to call the shape of an index of ``count`` items."""
+    if isinstance(index, (slice, range)):
+        return (count,)
+    if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
+        return (*torch.as_tensor(index[0]).shape, len(index))
+    return tuple(torch.as_tensor(index).shape)

@@ -13,7 +13,7 @@ from replaybank import _native
 from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import SampledStorage
 from replaybank.samplers.generations import overwritten
-from replaybank.samplers.item_index import item_numbers
+from replaybank.samplers.item_index import item_numbers, shape_of_index, values_of
 from replaybank.storages.write_log import WriteLog
 from replaybank.weights.sum_tree import SumTree
 
@@ -22,6 +22,9 @@ from replaybank.weights.sum_tree import SumTree
 EPOCH, TOTAL, KNOWN, NEEDED, FIRST_STEPS = range(5)
 # Real ones.
 ALPHA, BETA, EPS, LARGEST = range(4)
+
+_MOST = 1 << 50
+"""Items that an address space could hold; more is a mistake that no allocation would explain."""
 
 _UNSEEN, _LOADED = -1, -2
 """In place of an epoch: no storage has been looked at; a state was loaded, and its storage not yet seen."""
@@ -64,6 +67,8 @@ class PriorityTable:
             )
         self.grows = capacity is None
         capacity = 1 if capacity is None else whole("max_capacity", capacity)
+        if capacity > _MOST:
+            raise ValueError(f"max_capacity={capacity}: give at most {_MOST}.")
         self.within_buffer = within_buffer
         self.on_cpu = on_cpu
         self.tree = SumTree(capacity, dtype)
@@ -86,6 +91,7 @@ class PriorityTable:
 
     def _forget_storage(self) -> None:
         self._log: WriteLog | None = None
+        self._unshaped: SampledStorage | None = None
         self._ndim = 1
         self._columns: tuple[int, ...] = ()
         self._width = 1
@@ -113,29 +119,50 @@ class PriorityTable:
         """
         name = "alpha" if which == ALPHA else "beta"
         number = real(name, value)
-        self._given[which] = value
-        if which == BETA:
-            self.real[BETA] = number
-            return False
-        return self._reweight(number)
+        changed = which == ALPHA and self._reweight(number)
+        self._given[which], self.real[which] = value, number
+        return changed
+
+    def heed_alpha(self) -> bool:
+        """Whether ``alpha``, given as a tensor, was changed in its place, and with it now all weights."""
+        given = self._given[ALPHA]
+        return isinstance(given, Tensor) and self.set_exponent(ALPHA, given)
 
     def _reweight(self, alpha: float) -> bool:
         old = self.real[ALPHA]
         if alpha == old:
             return False
         self.catch_up()
-        leaves = self.tree.leaves[: self.number[KNOWN]] if self._log is not None else self.tree.leaves
+        leaves = self.tree.leaves[: self._limit()]
         if self.tree.largest > 0 or (alpha == 0 and self.number[KNOWN]):
             if old == 0:  # all weights are 1 and the priorities unknown: they count with the maximum
-                self.real[ALPHA] = alpha
-                weights = torch.where(leaves > 0, self._weight(self._largest_seen()), 0.0)
+                weight = self._powered("alpha", self._largest_seen() + self.real[EPS], alpha)
+                weights = (leaves > 0).double() * weight
             elif alpha == 0 and self.number[KNOWN]:
                 weights = torch.ones_like(leaves)
             else:
+                self._powered("alpha", self.tree.largest, alpha / old, alpha)
                 weights = torch.where(leaves > 0, leaves.double().pow(alpha / old), 0.0)
             self.tree.set_leaves(weights)
         self.real[ALPHA] = alpha
         return True
+
+    def _powered(self, name: str, value: float, exponent: float, given: float | None = None) -> float:
+        """``value ** exponent``, the largest weight there would be.
+
+        Raises:
+            ValueError: it is too large for the dtype.
+        """
+        try:
+            weight = float(value**exponent)
+        except OverflowError:
+            weight = math.inf
+        if weight > torch.finfo(self.tree.dtype).max:
+            raise ValueError(
+                f"{name}={exponent if given is None else given}: the largest weight would be {weight:.3g}, "
+                f"too large for {self.tree.dtype}. Nothing has been changed."
+            )
+        return weight
 
     def _weight(self, priority: float) -> float:
         return float((priority + self.real[EPS]) ** self.real[ALPHA])
@@ -195,6 +222,8 @@ class PriorityTable:
     def _set_columns(self, storage: SampledStorage) -> None:
         self._ndim = storage.ndim
         self._columns = tuple(storage.columns)
+        # Before its first write a storage may not know its columns; it is asked again.
+        self._unshaped = None if self._ndim == 1 + len(self._columns) else storage
         self._width = math.prod(self._columns)
 
     def follow(self, storage: SampledStorage) -> bool:
@@ -210,9 +239,8 @@ class PriorityTable:
         changed = False
         if log is not self._log:
             self._enter(storage)
-        given = self._given[ALPHA]
-        if isinstance(given, Tensor):
-            changed = self.set_exponent(ALPHA, given)
+        if isinstance(self._given[ALPHA], Tensor):
+            changed = self.heed_alpha()
         if not log.is_at(number[EPOCH], number[TOTAL]):
             if storage.columns != self._columns:
                 self._set_columns(storage)
@@ -225,8 +253,10 @@ class PriorityTable:
         log, number = self._log, self.number
         if log is None or log.is_at(number[EPOCH], number[TOTAL]):
             return
-        if self._ndim != 1 + len(self._columns):
-            return  # written for the first time just now: only the storage knows its columns
+        if self._unshaped is not None:
+            self._set_columns(self._unshaped)
+            if self._unshaped is not None:
+                return
         if log.length * self._width > self.tree.capacity:
             if not self.grows:
                 raise self._outgrown(log.length * self._width)
@@ -257,8 +287,11 @@ class PriorityTable:
             if there > known:
                 tree.fill(known, there - known, self.default_weight)
             if log.total > self.number[TOTAL]:
-                runs = log.appended_since(self.number[TOTAL]) or []
-                self._renew([(start, count) for start, count, _ in runs], log.rows)
+                runs = log.appended_since(self.number[TOTAL])
+                if runs is not None:
+                    self._renew([(start, count) for start, count, _ in runs], log.rows)
+                else:
+                    self._renew([self._newest(log, known // self._width)], log.rows)
             return
         # The sampler was told of items before it saw them: those keep what they were given.
         missing = (tree.leaves[:there] == 0).nonzero().squeeze(-1)
@@ -268,6 +301,14 @@ class PriorityTable:
         if zeroed:
             tree.update(torch.tensor(zeroed), torch.tensor(0.0))
         self._zeroed.clear()
+
+    def _newest(self, log: WriteLog, rows: int) -> tuple[int, int]:
+        """The run of rows that is new, if there were ``rows`` and the log does not know: all, if unsure."""
+        fresh = log.total - self.number[TOTAL]
+        if log.length != min(log.rows, rows + fresh):
+            return 0, log.length  # they were not written in a circle
+        count = min(fresh, log.rows)
+        return (log.cursor - count) % log.rows, count
 
     def _renew(self, runs: list[tuple[int, int]], rows: int) -> None:
         """Give new rows the weight of new items."""
@@ -332,6 +373,8 @@ class PriorityTable:
         With ``within_buffer`` they are taken in at once: what the maximum is depends on when one looks.
         """
         if self._log is None:
+            if isinstance(index, (slice, range)):
+                index = item_numbers(index, None, self.tree.capacity)
             flat = torch.as_tensor(index).detach()
             if flat.ndim > 1 or not flat.numel():
                 return  # which items these are only the storage knows
@@ -342,11 +385,10 @@ class PriorityTable:
         elif self.within_buffer:
             self.catch_up()
 
-    def give_default(self, index: Any, storage: SampledStorage | None) -> Tensor:
+    def give_default(self, index: Any, storage: SampledStorage | None, generation: Any = None) -> Tensor:
         """Give items the weight of new ones; returns their numbers. O(B log N)."""
-        items = self.items(index, storage)
-        weight = torch.tensor(self.default_weight, dtype=torch.float64)
-        self.tree.update_powers(items, weight, skip=True, limit=self._limit())
+        items = self.items(index, storage, perhaps_gone=generation is not None)
+        self._set(items, torch.tensor(self.default_weight, dtype=torch.float64), generation, 0.0, 1.0)
         return items
 
     def update(
@@ -355,7 +397,7 @@ class PriorityTable:
         """Give items another priority; returns their numbers. O(B log N).
 
         Args:
-            index: int, ``[B]`` or ``[B, ndim]``; -1: not stored, skipped.
+            index: int, ``[B]``, ``[B, ndim]`` or a slice; -1: not stored, skipped.
             priority: number, ``[B]``, or what reshapes to it.
             storage: the storage they are in; needed for ``[B, ndim]``.
             generation: stamps ``[B]`` of a sample: items overwritten since are left alone.
@@ -365,33 +407,40 @@ class PriorityTable:
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
-        items = self.items(index, storage)
-        values = priority if type(priority) is Tensor else torch.as_tensor(priority)
+        items = self.items(index, storage, perhaps_gone=generation is not None)
+        values = priority if type(priority) is Tensor else values_of(priority)
         count = items.numel()
         if values.ndim and values.numel() != count:
             raise RuntimeError(
                 f"The priority has shape {tuple(values.shape)} and the index shape "
-                f"{_shape_of(index)}: give one number for each item, or one for all."
+                f"{shape_of_index(index, count)}: give one number for each item, or one for all."
             )
         if not count:
             return items
         if values.dtype is torch.bool or values.is_complex():
             raise TypeError(f"Priorities of dtype {values.dtype}: give real numbers.")
-        stale = None if generation is None else self._stale(items, generation)
-        largest = self.tree.update_powers(
-            items,
-            values,
-            eps=self.real[EPS],
-            alpha=self.real[ALPHA],
-            skip=True,
-            stale=stale,
-            limit=self._limit(),
-        )
+        largest = self._set(items, values, generation, self.real[EPS], self.real[ALPHA])
         if largest > self.real[LARGEST]:
             self.real[LARGEST] = largest
         if self._log is None and self.real[EPS] == 0:
             self._note_zeros(items, values)
         return items
+
+    def _set(self, items: Tensor, values: Tensor, generation: Any, eps: float, alpha: float) -> float:
+        limit = self._limit()
+        stale = None if generation is None else self._stale(items, generation)
+        try:
+            return self.tree.update_powers(
+                items, values, eps=eps, alpha=alpha, skip=True, stale=stale, limit=limit
+            )
+        except IndexError:
+            gone = (items >= limit) & (items < self.tree.capacity)
+            if generation is None or not bool(gone.any()):
+                raise
+            # They were there when they were sampled, and the storage was emptied since.
+            return self.tree.update_powers(
+                items.masked_fill(gone, -1), values, eps=eps, alpha=alpha, skip=True, stale=stale, limit=limit
+            )
 
     def _note_zeros(self, items: Tensor, values: Tensor) -> None:
         for item, value in zip(
@@ -400,10 +449,14 @@ class PriorityTable:
             (self._zeroed.add if value == 0 else self._zeroed.discard)(item)
 
     def _limit(self) -> int:
-        return self.number[KNOWN] if self._log is not None else self.tree.capacity
+        """Number of items there are, as far as is known; what was told before any storage may be anywhere."""
+        unseen = self._log is None and self.number[EPOCH] == _UNSEEN
+        return self.tree.capacity if unseen else self.number[KNOWN]
 
-    def items(self, index: Any, storage: SampledStorage | None) -> Tensor:
+    def items(self, index: Any, storage: SampledStorage | None, *, perhaps_gone: bool = False) -> Tensor:
         """Numbers of items, int64 ``[B]`` on the tree's device, -1 where there is none.
+
+        ``perhaps_gone``: rows that are not there any more are good too.
 
         Raises:
             IndexError: one is out of range along its dimension.
@@ -412,7 +465,7 @@ class PriorityTable:
             self.follow(storage)
         else:
             self.catch_up()
-        items = item_numbers(index, storage)
+        items = item_numbers(index, storage, self._limit(), perhaps_gone=perhaps_gone)
         return items if self.tree.device.type == "cpu" else items.to(self.tree.device)
 
     def weights(self) -> Tensor:
@@ -422,7 +475,11 @@ class PriorityTable:
 
     def priorities(self, index: Any, storage: SampledStorage | None) -> Tensor:
         """Priorities of items, as far as the weights tell. O(B)."""
-        weights = self.tree.weights(self.items(index, storage)).double()
+        items, limit = self.items(index, storage), self._limit()
+        bad = (items < 0) | (items >= limit)
+        if bool(bad.any()):
+            raise IndexError(f"Index {int(items[bad][0])} is out of range: there are {limit} items.")
+        weights = self.tree.weights(items).double()
         alpha = self.real[ALPHA]
         if alpha == 0:
             return torch.full_like(weights, self._largest_seen()).to(self.tree.dtype)
@@ -523,7 +580,7 @@ class PriorityTable:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("number", "real", "_log", "_uniforms"):
+        for name in ("number", "real", "_log", "_unshaped", "_uniforms"):
             del state[name]
         if not self.ints.is_shared():
             # Sending a tensor to a process would move its memory under our feet.
@@ -533,11 +590,5 @@ class PriorityTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._view()
-        self._log = None
+        self._log = self._unshaped = None
         self._uniforms = torch.empty(0, dtype=torch.float64)
-
-
-def _shape_of(index: Any) -> tuple[int, ...]:
-    if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
-        return (*torch.as_tensor(index[0]).shape, len(index))
-    return tuple(torch.as_tensor(index).shape)

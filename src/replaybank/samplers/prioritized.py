@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.samplers.arguments import batch_of
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, refuse_empty, unravel_columns
 from replaybank.samplers.priorities import PriorityTable
 from replaybank.samplers.priority_sampler import GENERATION, PRIORITY_WEIGHT, PrioritySampler
@@ -79,6 +80,7 @@ class PrioritizedSampler(PrioritySampler):
             ValueError: the storage holds more than ``max_capacity`` items.
         """
         refuse_empty(storage)
+        batch_size = batch_of(batch_size)
         with self._lock.lock:
             table = self._table
             table.follow(storage)

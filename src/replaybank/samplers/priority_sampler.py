@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import SampledStorage, Sampler
 from replaybank.samplers.locking import ThreadLock
 from replaybank.samplers.priorities import ALPHA, BETA, EPS, PriorityTable
@@ -41,6 +42,11 @@ class PrioritySampler(Sampler):
 
     def _changed(self, items: Tensor | None) -> None:
         """Hear that the weights of some items have changed, or of all; for what is derived from them."""
+
+    def _heed(self) -> None:
+        """See whether ``alpha`` has changed in its tensor. O(1), O(N) if it has."""
+        if self._table.heed_alpha():
+            self._changed(None)
 
     # ---- what it was told
 
@@ -99,7 +105,9 @@ class PrioritySampler(Sampler):
             Priorities and numbers of items (int64, flat over all dimensions), at most k each, largest first;
             of equal ones the lower number. Items of weight 0 are left out.
         """
+        k = whole("k", k, 0)
         with self._lock:
+            self._heed()
             self._table.catch_up()
             _, items = self._table.tree.top_k(k)
             return self._table.priorities(items, None), items
@@ -108,28 +116,37 @@ class PrioritySampler(Sampler):
         """Priorities of items ``[B]``, as far as their weights tell: none if ``alpha`` is 0. O(B).
 
         Args:
-            index: int, ``[B]`` or ``[B, ndim]``.
+            index: int, ``[B]``, ``[B, ndim]`` or a slice.
             storage: needed for ``[B, ndim]``.
+
+        Raises:
+            IndexError: an index is out of range.
         """
         with self._lock:
+            self._heed()
             return self._table.priorities(index, storage)
 
     @property
     def weights(self) -> Tensor:
         """A copy of the weights of all stored items, in item order ``[N]``. O(N)."""
         with self._lock:
+            self._heed()
             return self._table.weights()
 
     @property
     def max_priority(self) -> float:
         """Largest priority that counts for new items, 1 if there is none. O(1)."""
         with self._lock:
+            self._heed()
+            self._table.catch_up()
             return self._table.max_priority
 
     @property
     def default_priority(self) -> float:
         """The *weight* of new items, (max_priority + eps)^alpha; no priority, so nothing to update with."""
         with self._lock:
+            self._heed()
+            self._table.catch_up()
             return self._table.default_weight
 
     # ---- hearing of items
@@ -167,10 +184,11 @@ class PrioritySampler(Sampler):
         """Set priorities. O(B log N).
 
         Args:
-            index: int, ``[B]`` or ``[B, ndim]``; -1 is skipped; of repeated ones the last wins.
+            index: int, ``[B]``, ``[B, ndim]`` or a slice; -1 is skipped; of repeated ones the last wins.
             priority: finite and >= 0; a number, ``[B]``, or what reshapes to it, of any real dtype.
             storage: needed for ``[B, ndim]``.
-            generation: ``"_generation"`` of the sample: items overwritten since keep their own priority.
+            generation: ``"_generation"`` of the sample: items overwritten since keep their own priority, and
+                those emptied since are skipped.
 
         Raises:
             RuntimeError: shapes do not fit, or ``storage`` is missing.
@@ -178,12 +196,16 @@ class PrioritySampler(Sampler):
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
         with self._lock.lock:
+            self._heed()
             self._changed(self._table.update(index, priority, storage, generation))
 
-    def mark_update(self, index: Any, *, storage: SampledStorage | None = None) -> None:
-        """Give items the weight of new ones. O(B log N)."""
+    def mark_update(
+        self, index: Any, *, storage: SampledStorage | None = None, generation: Any = None
+    ) -> None:
+        """Give items the weight of new ones; arguments as for :meth:`update_priority`. O(B log N)."""
         with self._lock:
-            self._changed(self._table.give_default(index, storage))
+            self._heed()
+            self._changed(self._table.give_default(index, storage, generation))
 
     # ---- state
 
@@ -201,6 +223,7 @@ class PrioritySampler(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """Weights, exponents, the largest priority, and how far the storage had been followed. O(N)."""
         with self._lock:
+            self._heed()
             return {**self._table.state_dict(), "reduction": self.reduction}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from replaybank.samplers.arguments import batch_of
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 
 
@@ -31,7 +32,7 @@ class RandomSampler(Sampler):
         Raises:
             RuntimeError: the storage is empty.
         """
-        n = refuse_empty(storage)
+        n, batch_size = refuse_empty(storage), batch_of(batch_size)
         generator = self.generator
         if generator is None or generator.device.type == "cpu":
             flat = torch.randint(n, (batch_size,), generator=generator)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
-from replaybank.samplers.arguments import key_of, whole
+from replaybank.samplers.arguments import batch_of, key_of, whole
 from replaybank.samplers.base import FromItems, InfoKey, SampledStorage, unravel_columns
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.index import Slices, TrajectoryIndex
@@ -220,6 +220,7 @@ def shape_of(batch_size: int, num_slices: int | None, slice_len: int | None) -> 
     Raises:
         RuntimeError: the batch cannot be made of whole slices.
     """
+    batch_size = batch_of(batch_size)
     name, divisor = ("num_slices", num_slices) if num_slices else ("slice_len", slice_len)
     assert divisor is not None  # sizes_of saw to it
     if batch_size % divisor or batch_size < divisor:

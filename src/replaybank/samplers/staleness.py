@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.samplers.arguments import real, whole
+from replaybank.samplers.arguments import batch_of, real, whole
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.follow import Follower
 from replaybank.storages.write_log import WriteLog
@@ -95,6 +95,7 @@ class StalenessAwareSampler(Sampler):
             RuntimeError: the storage is empty.
         """
         refuse_empty(storage)
+        batch_size = batch_of(batch_size)
         self._take_in(storage.log)
         bounds = self._cumulated(storage.log)
         generator = self.generator

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from replaybank.samplers.arguments import batch_of
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.passes import Pass
 
@@ -63,7 +64,7 @@ class SamplerWithoutReplacement(Sampler):
             RuntimeError: the storage is empty.
             ValueError: ``batch_size`` is negative, or exceeds the number of items with ``drop_last=True``.
         """
-        n = refuse_empty(storage)
+        n, batch_size = refuse_empty(storage), batch_of(batch_size)
         epoch = storage.log.epoch
         if epoch != self._epoch:
             if self._epoch is not None:

@@ -226,6 +226,7 @@ class Storage(Stateful):
         torn, whole = log.torn()
         try:
             log.resume()
+            self._mend(torn)
             if torn and whole >= 0:
                 width = columns_count((1, *self.columns))
                 row = self.prepare(self._read_run(Run(whole * width, width, self.columns)), single=True)
@@ -244,6 +245,13 @@ class Storage(Stateful):
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _mend(self, torn: list[int]) -> None:
+        """Put bookkeeping right that an unfinished write may have left half done. O(rows).
+
+        Args:
+            torn: rows whose content is to be counted as nothing; so is what lies beyond the valid rows.
+        """
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Store items at given places. O(B * bytes of an item).

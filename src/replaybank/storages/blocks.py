@@ -129,6 +129,37 @@ class ByteBlocks:
             raise ValueError(f"{self._name}: string {number} is damaged.")
         return found
 
+    def keep_only(self, numbers: Tensor, sizes: Tensor) -> None:
+        """Have all blocks free that no string of these uses, whatever was free before. O(blocks taken).
+
+        Args:
+            numbers: int64 ``[k]``, of strings that are whole.
+            sizes: int64 ``[k]``, their bytes.
+        """
+        taken, step = int(self._header[0]), self._chunk_blocks
+        links = [
+            chunk[: max(min(taken - at * step, step), 0) * BLOCK_BYTES]
+            .view(torch.int32)
+            .view(-1, BLOCK_BYTES // 4)[:, 0]
+            for at, chunk in enumerate(self._chunks)
+        ]
+        following = torch.cat(links).to(torch.int64) if links else torch.empty(0, dtype=torch.int64)
+        free = torch.ones(taken, dtype=torch.bool)
+        left = (sizes + BLOCK_PAYLOAD - 1) // BLOCK_PAYLOAD
+        while numbers.numel():
+            free[numbers] = False
+            left = left - 1
+            numbers, left = following[numbers][left > 0], left[left > 0]
+        blocks = free.nonzero().reshape(-1)
+        self._header[1] = self._header[2] = 0
+        if not blocks.numel():
+            return
+        chain = torch.cat([blocks[1:], torch.tensor([-1])]).to(torch.int32)
+        for at, link in enumerate(links):
+            here = (blocks >= at * step) & (blocks < (at + 1) * step)
+            link[blocks[here] - at * step] = chain[here]
+        self._header[1], self._header[2] = int(blocks[0]) + 1, blocks.numel()
+
     def clear(self) -> None:
         """Forget all. O(1)."""
         self._header_bytes.zero_()

@@ -6,6 +6,7 @@ import errno
 import operator
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ import numpy as np
 import torch
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number where there is no limit
+
+# What counts as used and is given back as soon as somebody asks: copies of files, mostly. After a dataset was
+# read they fill a container to its limit.
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 SHARED_MEMORY_DIR = "/dev/shm"
 """Where shared memory lives on Linux; it has a size of its own, beyond which a write kills the process."""
@@ -39,18 +45,54 @@ def _machine() -> int | None:
 
 
 def _cgroup() -> int | None:
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            allowed = int((_CGROUP_ROOT / limit).read_text())
-            used = int((_CGROUP_ROOT / usage).read_text())
-        except (OSError, ValueError):  # no such file, or "max"
+    """The least of what this process's control groups allow, whether a container's or a cluster job's."""
+    found = [
+        value
+        for folder, limit, usage, prefix in _cgroup_folders()
+        if (value := _left_in(folder, limit, usage, prefix)) is not None
+    ]
+    return min(found, default=None)
+
+
+def _cgroup_folders() -> Iterator[tuple[Path, str, str, str]]:
+    """Folders of the groups that the process is in, the outer ones too, and names of the files in each."""
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        lines = ["0::/", "1:memory:/"]
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:  # version 2
+            root, names = _CGROUP_ROOT, ("memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            root, names = (
+                _CGROUP_ROOT / "memory",
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+            )
+        else:
             continue
-        if allowed < _NO_LIMIT:
-            return max(allowed - used, 0)
-    return None
+        own = root / path.lstrip("/")
+        # In a container the path may be that of the host, where nothing is: then its own group is the root.
+        for folder in (own, *own.parents):
+            if folder == root or root in folder.parents:
+                yield folder, *names
+
+
+def _left_in(folder: Path, limit: str, usage: str, prefix: str) -> int | None:
+    try:
+        allowed = int((folder / limit).read_text())
+        used = int((folder / usage).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+    if allowed >= _NO_LIMIT:
+        return None
+    try:
+        lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        stat = {name: int(value) for name, value in lines}
+    except (OSError, ValueError):
+        stat = {}
+    used -= sum(stat.get(prefix + name, 0) for name in _RECLAIMABLE)
+    return min(max(allowed - used, 0), allowed)
 
 
 def human(count: int) -> str:

@@ -38,12 +38,16 @@ class _Column:
 
     def store(self, items: list[int], contents: list[bytes]) -> None:
         """Replace images; there is room for the new ones."""
-        old = self.places[torch.tensor(items)].tolist()
+        where = torch.tensor(items)
+        old = self.places[where].tolist()
+        # Referred to no more before they are freed: who is killed between has lost room, until it is mended,
+        # and no two items ever share a string.
+        self.places[where] = 0
         for string, size in old:
             if size:
                 self.strings.free(string, size)
         new = [(self.strings.write(content), len(content)) for content in contents]
-        self.places[torch.tensor(items)] = torch.tensor(new, dtype=torch.int32)
+        self.places[where] = torch.tensor(new, dtype=torch.int32)
 
     def read(self, items: Tensor) -> Tensor:
         """Images ``[*items, *shape]`` of items that are there."""
@@ -219,6 +223,15 @@ class EncodedTable:
         for column in self._columns:
             column.strings.clear()
             column.places.zero_()
+
+    def mend(self, torn: Tensor, valid: int) -> None:
+        """See :meth:`Table.mend`: which blocks are free is found out from the images that there are. O(N)."""
+        self._inner.mend(torn, valid)
+        for column in self._columns:
+            column.places[torn] = 0
+            column.places[valid:] = 0
+            there = column.places[column.places[:, 1] > 0].to(torch.int64)
+            column.strings.keep_only(there[:, 0], there[:, 1])
 
     # --- state -----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ EPOCH_EVENTS, EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 # A write that has begun and not finished: its number of slots (0: there is none), its first slot, and the
 # length and cursor before it.
 PENDING, PENDING_START, PENDING_LENGTH, PENDING_CURSOR = 7, 10, 11, 12
+TOUCHES = 13
 REPLACING = -1  # for PENDING: slots anywhere, whose bytes in ``cut`` have the bit MARKED
 MARKED = 2
 HEADER = 16
@@ -53,6 +54,8 @@ def checked_state(state: object) -> tuple[list[int], Tensor]:
         reason = f"the cursor is at row {cursor}, and {length} of {rows} rows are valid"
     elif not length <= total < _MOST:
         reason = f"{total} rows are said to have been written, and {length} are valid"
+    elif not 0 <= values[TOUCHES] < _MOST:
+        reason = f"{values[TOUCHES]} rows are said to have been replaced"
     elif not 0 <= epoch < _MOST:
         reason = f"its epoch is {epoch}"
     elif continues not in (0, 1) or continues > length:

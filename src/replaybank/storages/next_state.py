@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 # Codes of csrc/next_leaves.hpp: 0 is an item never written, 2 + s one whose next observation is in slot s.
+PENDING = -1
 DERIVED = 1
 FIRST_SLOT = 2
 

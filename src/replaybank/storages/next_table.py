@@ -12,7 +12,7 @@ from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms, ask_large_pages
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
-from replaybank.storages.next_state import FIRST_SLOT, check_next
+from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
 from replaybank.storages.table import PLAN_BYTES, LeafTable, checked, out_of_range, whole
 
 OBSERVATION: Key = ("observation",)
@@ -325,6 +325,19 @@ class NextTable:
     def clear(self) -> None:
         """Nothing is written any more. O(N), 8 bytes an item."""
         self._state.zero_()
+
+    def mend(self, torn: Tensor, valid: int) -> None:
+        """See :meth:`Table.mend`: which slots are free is found out from those that items refer to. O(N)."""
+        place = self._place
+        place[torn] = PENDING
+        place[valid:] = 0
+        used = (place[place >= FIRST_SLOT] - FIRST_SLOT).to(torch.int64)
+        taken = max(int(self._counts[0]), int(used.max()) + 1 if used.numel() else 0)
+        free = torch.ones(taken, dtype=torch.bool)
+        free[used] = False
+        numbers = free.nonzero().reshape(-1)
+        self._freed[: numbers.numel()] = numbers.to(torch.int32)
+        self._counts[0], self._counts[1] = taken, numbers.numel()
 
     # --- state -----------------------------------------------------------------------------------------
 

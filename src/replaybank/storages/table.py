@@ -83,6 +83,15 @@ class Table(Protocol):
         """Forget all items."""
         ...
 
+    def mend(self, torn: Tensor, valid: int) -> None:
+        """Put bookkeeping right that a broken-off write may have left half done. O(N).
+
+        Args:
+            torn: int64 ``[k]``, items whose content is to be counted as nothing.
+            valid: number of items; what lies beyond counts as nothing too.
+        """
+        ...
+
     def dump(self, count: int, lead: tuple[int, ...], *, copy: bool = True) -> dict[str, Any]:
         """The first ``count`` items for a state: ``"data"``, a leaf each, and what else it takes.
 
@@ -362,6 +371,9 @@ class LeafTable:
 
     def clear(self) -> None:
         """Nothing to forget: the log says what is there."""
+
+    def mend(self, torn: Tensor, valid: int) -> None:
+        """Nothing to put right: leaves alone are kept."""
 
     # --- state -----------------------------------------------------------------------------------------
 

@@ -224,11 +224,24 @@ class TensorStorage(Storage):
             self._replacing(items)
             table.scatter(items, leaves, len(self))
 
+    def _mend(self, torn: list[int]) -> None:
+        if self._table is not None:
+            width = columns_count((1, *self.columns))
+            items = torch.tensor(torn, dtype=torch.int64)[:, None] * width + torch.arange(width)
+            self._table.mend(items.reshape(-1), len(self))
+
     def empty(self) -> None:
         """Forget all items; capacity and structure stay."""
-        super().empty()
-        if self._table is not None:
-            self._table.clear()
+        log = self.log
+        try:
+            log.begin(0, log.rows)  # who is killed in the middle leaves nothing that is relied on
+            if self._table is not None:
+                self._table.clear()
+            log.clear()
+            log.commit()
+        except BaseException as error:
+            self._give_up(log, error)
+            raise
 
     # --- state -----------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from replaybank.storages.log_header import (
     PENDING_START,
     REPLACING,
     TOTAL,
+    TOUCHES,
     checked_state,
 )
 
@@ -102,6 +103,11 @@ class WriteLog:
     def total(self) -> int:
         """Rows ever written; never falls."""
         return int(self._ints[TOTAL])
+
+    @property
+    def touches(self) -> int:
+        """Rows ever replaced in their places; tells two states of one log apart, as ``total`` does."""
+        return int(self._ints[TOUCHES])
 
     @property
     def cursor(self) -> int:
@@ -294,6 +300,7 @@ class WriteLog:
         firsts = np.flatnonzero(np.diff(wanted, prepend=wanted[0] - 2) != 1)
         counts = np.diff(firsts, append=wanted.size)
         self._events.touched(wanted[firsts], counts)
+        self._ints[TOUCHES] += int(wanted.size)
 
     def fill(self, *, wraps: bool = False, count: int | None = None) -> None:
         """Note that rows ``[0, count)`` are there from the start: data that was given, not written. O(rows).
@@ -385,7 +392,7 @@ class WriteLog:
         self.cut.copy_(cut)
         ints = self._ints
         # The ring is this log's own: the events in it stay numbered as they were.
-        for place in (TOTAL, CURSOR, LENGTH, CONTINUES):
+        for place in (TOTAL, CURSOR, LENGTH, CONTINUES, TOUCHES):
             ints[place] = values[place]
         ints[EPOCH] = max(ints[EPOCH], values[EPOCH]) + 1
         ints[BASE] = ints[TOTAL]

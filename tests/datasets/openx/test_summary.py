@@ -13,7 +13,7 @@ import pytest
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.sources.base import Episode, Shard
 from replaybank.datasets.openx.sources.rlds import RLDSSource
-from replaybank.datasets.openx.summary import summarise, summarise_rlds
+from replaybank.datasets.openx.summary import summarise, summarise_source
 from replaybank.demo import arm
 from shared_data import bridge_path
 
@@ -50,7 +50,7 @@ def test_an_rlds_folder_is_described_by_its_records(arm_folder: Path) -> None:
 
 def test_progress_is_told_shard_by_shard(arm_folder: Path) -> None:
     told: list[tuple[int, int]] = []
-    summarise_rlds(RLDSSource(arm_folder), on_progress=lambda done, of: told.append((done, of)))
+    summarise_source(RLDSSource(arm_folder), on_progress=lambda done, of: told.append((done, of)))
     assert told == [(1, 2), (2, 2)]
 
 
@@ -81,18 +81,19 @@ def test_the_folder_above_the_one_version_stands_for_it(arm_folder: Path) -> Non
 def test_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(FileNotFoundError, match=r"neither an RLDS dataset .* nor a converted one"):
+        with pytest.raises(FileNotFoundError, match=r"neither a converted dataset .* nor one of RLDS"):
             summarise(path)
-    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such folder"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: there is no such file or folder"):
         summarise(tmp_path / "nowhere")
 
 
 def test_an_unfinished_conversion_says_so_and_what_it_has(arm_folder: Path, tmp_path: Path) -> None:
     class Stops(RLDSSource):
         def episodes(self, shard: Shard, start: int = 0) -> Iterator[Episode]:
-            if shard.number:
-                raise KeyboardInterrupt
-            return super().episodes(shard, start)
+            for episode in super().episodes(shard, start):
+                yield episode
+                if shard.number:
+                    raise KeyboardInterrupt
 
     source = RLDSSource(arm_folder)
     with pytest.raises(KeyboardInterrupt):

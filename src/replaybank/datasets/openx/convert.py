@@ -35,7 +35,7 @@ DOWNLOADS = ".download"
 
 
 def convert(
-    source: EpisodeSource | str | os.PathLike[str],
+    source: EpisodeSource | str | os.PathLike[str] | None,
     dest: str | os.PathLike[str],
     *,
     split: str = "train",
@@ -63,7 +63,8 @@ def convert(
 
     Args:
         source: path or URL of an RLDS dataset or of the hub's tar shards, an id of the catalog, ``"rlds"`` or
-            ``"hub"`` with ``dataset_id``, or any episode source.
+            ``"hub"`` with ``dataset_id``, or any episode source. ``None``: where the catalog says that
+            ``dataset_id`` is published.
         dest: folder to write to; made if missing, else empty or holding this conversion.
         split: split to convert, where ``source`` is a folder.
         overwrite: replace a converted dataset, or begin anew one that is unfinished.
@@ -115,7 +116,7 @@ def convert(
             f"dest={target!r}: datasets are converted into a folder of this machine; give its path"
         )
     folder = Path(target).expanduser()
-    if not isinstance(source, (str, os.PathLike)):
+    if source is not None and not isinstance(source, (str, os.PathLike)):
         given = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
         return _convert(given, getattr(source, "split", split), folder, options)
     opened = open_source(source, dataset_id, split, bgr=bgr, last_step=last_step)

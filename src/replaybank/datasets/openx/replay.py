@@ -18,8 +18,7 @@ from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
 from replaybank.datasets.openx.preprocess import Change, preprocess
-from replaybank.datasets.openx.sources.open import locate
-from replaybank.datasets.openx.sources.origins import ORIGINS
+from replaybank.datasets.openx.sources.open import is_origin
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
@@ -335,7 +334,7 @@ def _locate(
     download: bool | str | None,
 ) -> Path:
     """The folder of the converted dataset, converting it first where an origin is given or to be found."""
-    path = None if source is None or source in ORIGINS else os.path.expanduser(os.fspath(source))
+    path = None if source is None or is_origin(source) else os.path.expanduser(os.fspath(source))
     if path is not None and "://" not in path and is_converted(path):
         return Path(path)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
@@ -351,6 +350,11 @@ def _locate(
                 "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
             )
         return folder
-    place = path if path is not None else locate(source, dataset_id)
-    convert(place, folder, split=split, overwrite=download == "force", dataset_id=dataset_id)
+    convert(
+        source if path is None else path,
+        folder,
+        split=split,
+        overwrite=download == "force",
+        dataset_id=dataset_id,
+    )
     return folder

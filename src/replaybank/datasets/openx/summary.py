@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
+from replaybank.datasets.openx.catalog import datasets
 from replaybank.datasets.openx.files import (
     EPISODE_BYTES,
     EPISODES,
@@ -23,10 +23,10 @@ from replaybank.datasets.openx.files import (
     is_converted,
     read_progress,
 )
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Images, Key
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Images, Key, kind_of
 from replaybank.datasets.openx.sources.files import is_url
 from replaybank.datasets.openx.sources.images import image_format
-from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.storage import DatasetStorage
 
 
@@ -74,7 +74,7 @@ class DatasetSummary:
 
     Args:
         path: its folder, or URL.
-        form: ``"RLDS"`` or ``"converted"``.
+        form: ``"RLDS"``, ``"tar shards"`` or ``"converted"``.
         name: of the dataset.
         version: as it was published.
         split: the part that was looked at.
@@ -90,7 +90,7 @@ class DatasetSummary:
     """
 
     path: str
-    form: Literal["RLDS", "converted"]
+    form: str
     name: str
     version: str
     split: str
@@ -127,12 +127,12 @@ def summarise(
     split: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DatasetSummary:
-    """Say what is in an RLDS dataset or in a converted one.
+    """Say what is in a dataset, converted or as it is published.
 
     Args:
-        path: its folder; of an RLDS dataset also the folder above the one version, or a URL.
-        split: which part of an RLDS dataset, ``"train"`` by default; a converted dataset has one.
-        on_progress: as for :func:`summarise_rlds`.
+        path: its folder; of an RLDS dataset also the folder above the one version; a URL, or an id.
+        split: which part of a published dataset, ``"train"`` by default; a converted dataset has one.
+        on_progress: as for :func:`summarise_source`.
 
     Raises:
         FileNotFoundError: it is neither.
@@ -146,22 +146,20 @@ def summarise(
         if split not in (None, found.split):
             raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
         return found
-    if not is_rlds(path):
-        there = is_url(path) or Path(path).exists()
-        what = "it is neither an RLDS dataset" if there else "there is no such folder: no RLDS dataset"
-        raise FileNotFoundError(f"{path}: {what} (dataset_info.json) nor a converted one ({MANIFEST})")
-    return summarise_rlds(RLDSSource(path, "train" if split is None else split), on_progress)
+    return summarise_source(open_published(path, split="train" if split is None else split), on_progress)
 
 
 def folder_bytes(path: str | PathLike[str]) -> int | None:
-    """Size of all files in a folder, bytes; None behind a URL. O(files)."""
+    """Size of a file or of all files in a folder, bytes; None behind a URL. O(files)."""
     if is_url(fspath(path)):
         return None
+    if Path(path).is_file():
+        return Path(path).stat().st_size
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
 
-def summarise_rlds(
-    source: RLDSSource, on_progress: Callable[[int, int], None] | None = None
+def summarise_source(
+    source: EpisodeSource, on_progress: Callable[[int, int], None] | None = None
 ) -> DatasetSummary:
     """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
 
@@ -178,28 +176,35 @@ def summarise_rlds(
     texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
     cameras = {key: _Camera(key) for key, spec in source.fields.items() if spec.kind == "image"}
     missing: Counter[Key] = Counter()
+    faults: Counter[str] = Counter()
+    path, split = str(getattr(source, "path", "")), str(getattr(source, "split", "train"))
     for done, shard in enumerate(shards, 1):
         for episode in source.episodes(shard):
             lengths.append(episode.length)
             missing.update(episode.missing)
+            faults.update(episode.faults)
             _note(episode, texts, cameras)
         if on_progress is not None:
             on_progress(done, len(shards))
     return DatasetSummary(
-        path=source.path,
-        form="RLDS",
+        path=path,
+        form=getattr(source, "form", kind_of(source)),
         name=source.name,
-        version=source.version,
-        split=source.split,
-        splits=tuple(source.splits),
+        version=str(getattr(source, "version", "")),
+        split=split,
+        splits=tuple(getattr(source, "splits", (split,))),
         complete=True,
-        bytes=folder_bytes(source.path),
+        bytes=folder_bytes(path) if path else None,
         fields=_fields(source.fields),
-        metadata_fields=_fields(source.metadata_fields),
+        metadata_fields=_fields(getattr(source, "metadata_fields", {})),
         lengths=tuple(lengths),
         images=tuple(camera.summary() for camera in cameras.values() if camera.frames),
         texts=texts,
-        notes=tuple(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
+        notes=(
+            *(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
+            *(f"{fault}: {times} times" for fault, times in sorted(faults.items())),
+            *_known_defects(source.name),
+        ),
     )
 
 
@@ -247,6 +252,15 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
         texts=texts,
         notes=(*notes, *_faults(manifest)),
     )
+
+
+def _known_defects(name: str) -> list[str]:
+    """What the catalog says of a dataset."""
+    facts = datasets().get(name)
+    if facts is None:
+        return []
+    swapped = [f"{camera} has blue first; conversion puts it right" for camera in facts.bgr]
+    return [*(f"known defect: {defect}" for defect in facts.defects), *swapped]
 
 
 def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:

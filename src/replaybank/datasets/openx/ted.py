@@ -195,7 +195,8 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         dataset: name for error messages.
 
     Raises:
-        DataFormatError: an array has another shape than the dataset's other episodes, naming both.
+        DataFormatError: an array has another shape than the dataset's other episodes, naming both; or a field
+            is absent whose shape is not known.
     """
     length = episode.length
     faults: Counter[str] = Counter(episode.faults)
@@ -206,6 +207,11 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
             continue
         column = episode.steps.get(leaf.source)
         if column is None:
+            if -1 in leaf.shape:
+                raise DataFormatError(
+                    f"{dataset}: episode {number} ({episode.where}) lacks {'/'.join(leaf.source)}, whose "
+                    f"shape {leaf.shape} no episode has shown so far"
+                )
             missing.add(key)
             columns[key] = [""] * length if leaf.dtype is None else _zeros(leaf, length)
             continue

@@ -25,7 +25,7 @@ from replaybank.datasets.openx.files import (
 )
 from replaybank.datasets.openx.frames import extend_crc32c
 from replaybank.datasets.openx.sources.base import EpisodeSource, Images, Shard
-from replaybank.datasets.openx.sources.rlds import RLDSSource
+from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.errors import CorruptRecordError, DataFormatError
 
@@ -76,7 +76,8 @@ def verify(
     checked and parsed, and every frame decoded.
 
     Args:
-        source: a folder or URL of an RLDS dataset, a converted dataset, or any episode source.
+        source: path or URL of a dataset in any form, converted or not, an id of the catalog, or any episode
+            source.
         split: split to check, where ``source`` is an original dataset's folder.
         on_progress: called with how many shards (or episodes of a converted dataset) are done, and of how
             many.
@@ -98,7 +99,7 @@ def verify(
     if isinstance(source, (str, os.PathLike)):
         if is_converted(source):
             return _verify_converted(Path(source), on_progress)
-        source = RLDSSource(source, split)
+        source = open_published(source, split=split)
     shards = list(source.shards())
     episodes = steps = 0
     problems: list[Problem] = []

@@ -144,6 +144,7 @@ def test_the_older_form_gives_the_same_schema() -> None:
 def test_a_class_that_is_not_ours_is_unknown_by_name_and_nothing_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """C90."""
     imported: list[str] = []
     real = builtins.__import__
 

@@ -2,7 +2,17 @@
 
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Shard
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource
+from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
 
-__all__ = ["Episode", "EpisodeSource", "FieldSpec", "HubTarSource", "RLDSSource", "RLDSWriter", "Shard"]
+__all__ = [
+    "Episode",
+    "EpisodeSource",
+    "FieldSpec",
+    "HubTarSource",
+    "RLDSSource",
+    "RLDSWriter",
+    "Shard",
+    "open_source",
+]

@@ -216,11 +216,11 @@ def _asked_pause(header: str | None) -> float | None:
 
 
 def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, (FileNotFoundError, PermissionError, ImportError)):
+        return False
     import requests
     import urllib3
 
-    if isinstance(error, (FileNotFoundError, PermissionError)):
-        return False
     return isinstance(
         error,
         (

@@ -174,7 +174,9 @@ class _Walk:
 
     def node(self, key: Key, raw: Any) -> _Node:
         if not isinstance(raw, Mapping):
-            raise DataFormatError(f"{self.where}: feature '{'/'.join(key)}' must be an object, got {raw!r}")
+            raise DataFormatError(
+                f"{self.where}: feature '{'/'.join(key)}' must be an object, got {raw!r:.200}"
+            )
         old_form = "type" in raw and "content" in raw
         python_class = str(raw.get("type" if old_form else "pythonClassName", ""))
         content = self.content_of(key, python_class) if python_class else None
@@ -192,7 +194,9 @@ class _Walk:
                 content = next((name for name in CLASSES.values() if name in raw), None)
             body = raw.get(content or "", {})
         if content is None:
-            raise self.unsupported(key, python_class, "", f"nothing known among its entries {sorted(raw)}")
+            raise self.unsupported(
+                key, python_class, "", f"nothing known among its entries {sorted(map(str, raw))!s:.200}"
+            )
         if not isinstance(body, Mapping):
             body = {} if body is None else {"": body}
         return _Node(key, content, body, python_class, old_form)
@@ -273,7 +277,9 @@ class _Walk:
     def shape(self, key: Key, raw: Any) -> tuple[int, ...]:
         dimensions = raw.get("dimensions", []) if isinstance(raw, Mapping) else raw or []
         if not isinstance(dimensions, (list, tuple)):
-            raise DataFormatError(f"{self.where}: shape of '{'/'.join(key)}' must be a list, got {raw!r}")
+            raise DataFormatError(
+                f"{self.where}: shape of '{'/'.join(key)}' must be a list, got {raw!r:.200}"
+            )
         return tuple(self.dimension(key, value) for value in dimensions)
 
     def dimension(self, key: Key, raw: Any) -> int:
@@ -285,7 +291,7 @@ class _Walk:
             size = UNKNOWN - 1
         # Larger than any array: products of dimensions must stay within 64 bits.
         if not UNKNOWN <= size < 1 << 31:
-            raise DataFormatError(f"{self.where}: a dimension of '{'/'.join(key)}' is {raw!r}")
+            raise DataFormatError(f"{self.where}: a dimension of '{'/'.join(key)}' is {raw!r:.200}")
         return size
 
 

@@ -82,6 +82,9 @@ class HubTarSource:
         UnsafePickleError: the first pickle names something that is not data; nothing of it has been run.
     """
 
+    form: Final = "tar shards"
+    """How people call what it reads."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -89,7 +89,7 @@ def read_info(folder: str) -> DatasetInfo:
     file_format = str(raw.get("fileFormat") or FILE_FORMAT)
     if file_format != FILE_FORMAT:
         raise UnsupportedFeatureError(
-            f"{where}: files of format {file_format!r}; only {FILE_FORMAT!r} is read"
+            f"{where}: files of format {file_format!r:.80}; only {FILE_FORMAT!r} is read"
         )
     listed = raw.get("splits")
     listed = [] if listed is None else listed
@@ -106,7 +106,7 @@ def read_info(folder: str) -> DatasetInfo:
 
 def _split(raw: Any, where: str) -> Split:
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
-        raise DataFormatError(f"{where}: a split must be an object with a 'name', got {raw!r}")
+        raise DataFormatError(f"{where}: a split must be an object with a 'name', got {raw!r:.200}")
     lengths = raw.get("shardLengths")
     try:
         # 64-bit numbers are strings in this kind of JSON; older files have plain ones.
@@ -115,7 +115,7 @@ def _split(raw: Any, where: str) -> Split:
         counts = (-1,)
     if counts is not None and any(count < 0 for count in counts):
         raise DataFormatError(
-            f"{where}: shardLengths of split '{raw['name']}' must be counts, got {lengths!r}"
+            f"{where}: shardLengths of split '{raw['name']}' must be counts, got {lengths!r:.200}"
         )
     return Split(raw["name"], str(raw.get("filepathTemplate") or DEFAULT_TEMPLATE), counts)
 
@@ -140,12 +140,12 @@ def shard_name(template: str, dataset: str, split: str, number: int, shards: int
     unknown = [name for name in _PLACEHOLDER.findall(template) if name not in values]
     if unknown:
         raise DataFormatError(
-            f"filepathTemplate {template!r} has unknown {unknown}; known are {sorted(values)}"
+            f"filepathTemplate {template!r:.200} has unknown {unknown}; known are {sorted(values)}"
         )
     name = _PLACEHOLDER.sub(lambda match: values[match[1]], template)
     if "/" in name or "\\" in name or name in ("", ".", ".."):
         raise DataFormatError(
-            f"filepathTemplate {template!r} gives {name!r}, which is not a file of the folder"
+            f"filepathTemplate {template!r:.200} gives {name!r:.200}, which is not a file of the folder"
         )
     return name
 

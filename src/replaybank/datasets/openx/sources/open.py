@@ -21,12 +21,14 @@ class Form(NamedTuple):
     """A form in which datasets are published.
 
     Args:
+        origin: as ``source=`` calls it.
         name: as people call it.
         sign: what is found in a folder of that form.
         matches: whether a path or URL, for a dataset's id, holds one.
         open: makes the source of a path, split and id; the flag allows missing shards.
     """
 
+    origin: str
     name: str
     sign: str
     matches: Callable[[str, str | None], bool]
@@ -35,12 +37,14 @@ class Form(NamedTuple):
 
 FORMS: Final = (
     Form(
+        "rlds",
         "RLDS",
         "dataset_info.json",
         lambda path, _: is_rlds(path),
         lambda path, split, _, missing: RLDSSource(path, split, allow_missing_shards=missing),
     ),
     Form(
+        "hub",
         "tar shards",
         "<id>_00000.tar",
         lambda path, name: is_hub_tar(path, name) or (name is not None and is_hub_tar(path)),
@@ -90,34 +94,51 @@ def open_source(
         'two_link_arm'
         >>> folder.cleanup()
     """
-    path = locate(source, dataset_id)
+    known = dataset_id if dataset_id in datasets() else None
+    found = open_published(source, dataset_id, split, allow_missing_shards=allow_missing_shards)
+    return corrected(found, known, bgr=bgr, last_step=last_step)
+
+
+def open_published(
+    source: str | os.PathLike[str] | None = None,
+    dataset_id: str | None = None,
+    split: str = "train",
+    *,
+    allow_missing_shards: bool = False,
+) -> EpisodeSource:
+    """The episodes as they are published, faults and all; otherwise as :func:`open_source`."""
+    origin, path = _locate(source, dataset_id)
     for form in FORMS:
-        if form.matches(path, dataset_id):
-            found = form.open(path, split, dataset_id, allow_missing_shards)
-            known = dataset_id if dataset_id in datasets() else None
-            return corrected(found, known, bgr=bgr, last_step=last_step)
+        if form.origin == origin or (origin is None and form.matches(path, dataset_id)):
+            return form.open(path, split, dataset_id, allow_missing_shards)
     if is_converted(path):
         raise ValueError(f"{path} is a converted dataset already; it can be used as it is")
     raise FileNotFoundError(_nothing_at(path))
 
 
-def locate(source: str | os.PathLike[str] | None, dataset_id: str | None = None) -> str:
-    """The path or URL of a dataset, given as for :func:`open_source`.
+def _locate(source: str | os.PathLike[str] | None, dataset_id: str | None) -> tuple[str | None, str]:
+    """In which form of publication a dataset is, where that is known from its name; and its path or URL.
 
     Raises:
         ValueError: there is no such dataset, or not in that form.
     """
-    if source is None or (isinstance(source, str) and source in ORIGINS and not Path(source).exists()):
+    if source is None or is_origin(source):
         if dataset_id is None:
             raise ValueError("a dataset is given by source=, its path or URL, or by dataset_id=")
         facts = facts_of(dataset_id)
-        return url_of(facts, facts.origin if source is None else source)
+        origin = facts.origin if source is None else os.fspath(source)
+        return origin, url_of(facts, origin)
     path = os.fspath(source)
     if is_url(path):
-        return public_url(path)
+        return None, public_url(path)
     if is_name(path):
-        return locate(None, path)
-    return os.path.expanduser(path)
+        return _locate(None, path)
+    return None, os.path.expanduser(path)
+
+
+def is_origin(source: str | os.PathLike[str]) -> bool:
+    """Whether a form of publication was given, and not a path of this machine."""
+    return isinstance(source, str) and source in ORIGINS and not Path(source).exists()
 
 
 def is_name(source: str | os.PathLike[str]) -> bool:

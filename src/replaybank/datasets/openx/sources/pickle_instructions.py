@@ -7,7 +7,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from replaybank.datasets.openx.sources.pickle_machine import OBJECT_BYTES, Handler, Machine
+from replaybank.datasets.openx.sources.pickle_machine import (
+    NOT_REMEMBERED,
+    NOTHING_THERE,
+    OBJECT_BYTES,
+    Handler,
+    Machine,
+)
 from replaybank.datasets.openx.sources.pickled_values import (
     Array,
     Dtype,
@@ -189,7 +195,7 @@ def _recall(code: bytes, number: Callable[[Machine], int]) -> None:
         try:
             m.stack.append(m.memo[number(m)])
         except KeyError:
-            raise Refused("a reference to a value that was not remembered") from None
+            raise Refused(NOT_REMEMBERED) from None
 
     HANDLERS[code[0]] = handler
 
@@ -209,7 +215,7 @@ _recall(b"g", lambda m: int(_parsed(m.line(), int)))
 def _tuple_of(code: bytes, size: int) -> None:
     def handler(m: Machine) -> None:
         if len(m.stack) - m.floor < size:
-            raise Refused("an instruction for a value that is not there")
+            raise Refused(NOTHING_THERE)
         values = tuple(m.stack[len(m.stack) - size :])
         del m.stack[len(m.stack) - size :]
         m.push_container(values, size)

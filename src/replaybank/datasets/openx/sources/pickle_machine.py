@@ -18,6 +18,11 @@ ROOM_PER_BYTE: Final = 8
 MAX_NAME: Final = 256
 """Bytes of a name or number in the text instructions of protocol 0."""
 STOP: Final = ord(".")
+_MEMOIZE, _BINGET, _BININT1, _SHORT_BINBYTES = 0x94, ord("h"), ord("K"), ord("C")
+_TUPLES: Final = {0x85: 1, 0x86: 2, 0x87: 3}
+
+NOTHING_THERE: Final = "an instruction for a value that is not there"
+NOT_REMEMBERED: Final = "a reference to a value that was not remembered"
 
 
 class Machine:
@@ -35,18 +40,54 @@ class Machine:
         self.room = ROOM + ROOM_PER_BYTE * len(data)
 
     def run(self, handlers: Sequence[Handler | None]) -> Any:
-        """The value that is on top at the end. Handlers by the byte of their instruction."""
-        data = self.data
-        end = len(data)
-        while self.at < end:
-            code = data[self.at]
-            self.at += 1
-            if code == STOP:
+        """The value that is on top at the end. Handlers by the byte of their instruction.
+
+        The instructions that most of a pickle of arrays consists of are written out here: to call a handler
+        costs more than to do what they say.
+        """
+        data, stack, memo = self.data, self.stack, self.memo
+        at, end, floor, room = self.at, len(self.data), self.floor, self.room
+        while at < end:
+            code = data[at]
+            at += 1
+            if code == _MEMOIZE:
+                if len(stack) <= floor:
+                    raise Refused(NOTHING_THERE)
+                memo[len(memo)] = stack[-1]
+                room -= OBJECT_BYTES
+            elif code == _BINGET and at < end:
+                if data[at] not in memo:
+                    raise Refused(NOT_REMEMBERED)
+                stack.append(memo[data[at]])
+                at += 1
+            elif code == _BININT1 and at < end:
+                stack.append(data[at])  # such small numbers are made only once
+                room -= 8
+                at += 1
+            elif code in _TUPLES:
+                begin = len(stack) - _TUPLES[code]
+                if begin < floor:
+                    raise Refused(NOTHING_THERE)
+                stack[begin:] = [tuple(stack[begin:])]
+                room -= 2 * OBJECT_BYTES
+            elif code == _SHORT_BINBYTES and at < end and at + data[at] < end:
+                stack.append(data[at + 1 : at + 1 + data[at]])
+                at += 1 + data[at]
+                room -= OBJECT_BYTES
+            elif code == STOP:
+                self.at = at
                 return self.pop()
-            handler = handlers[code]
-            if handler is None:
-                raise Refused(f"the instruction {code:#04x}, which no pickle of data has")
-            handler(self)
+            else:
+                handler = handlers[code]
+                self.at, self.room = at, room
+                if handler is None:
+                    raise Refused(f"the instruction {code:#04x}, which no pickle of data has")
+                handler(self)
+                at, floor, room = self.at, self.floor, self.room
+            if room < 0:
+                self.at = at
+                self.charge(1 - room)
+        self.at = at
         raise Refused("no end: it is cut short")
 
     # --- what instructions need ------------------------------------------------------------------------
@@ -84,12 +125,12 @@ class Machine:
 
     def pop(self) -> Any:
         if len(self.stack) <= self.floor:
-            raise Refused("an instruction for a value that is not there")
+            raise Refused(NOTHING_THERE)
         return self.stack.pop()
 
     def top(self) -> Any:
         if len(self.stack) <= self.floor:
-            raise Refused("an instruction for a value that is not there")
+            raise Refused(NOTHING_THERE)
         return self.stack[-1]
 
     def pop_to_mark(self) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ MAX_DIMENSIONS: Final = 32
 """Of an array; no field of a robot comes near."""
 
 _DTYPE: Final = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|c8|c16|[SU][0-9]{0,6}|O[48]?)")
+_LONGEST: Final = 1 << 48
+"""Of a dimension."""
 _LAST_LETTER: Final = 0x10FFFF
 """Of Unicode."""
 _ENCODINGS: Final = frozenset({"latin1", "latin-1"})
@@ -79,6 +81,11 @@ class Dtype:
     """``numpy.dtype`` as a pickle builds it: first a code, then perhaps a byte order."""
 
     dtype: np.dtype[Any]
+    plain: bool = field(init=False)
+    """Whether every byte is a value as it stands: numbers, in this machine's byte order."""
+
+    def __post_init__(self) -> None:
+        self.plain = self.dtype.kind in "iufc" and self.dtype.isnative
 
     @classmethod
     def called(cls, arguments: tuple[Any, ...]) -> Dtype:
@@ -95,6 +102,7 @@ class Dtype:
             raise Refused("numpy.dtype with fields or a shape of its own")
         if order == ">":
             self.dtype = self.dtype.newbyteorder(">")
+            self.__post_init__()
 
 
 @dataclass(eq=False)
@@ -180,10 +188,13 @@ def _array(shape: Any, dtype: Any, fortran: Any, content: Any) -> tuple[Any, int
     if (
         not isinstance(shape, (tuple, list))
         or len(shape) > MAX_DIMENSIONS
-        or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
+        or not all(type(size) is int and 0 <= size < _LONGEST for size in shape)
     ):
         raise Refused(f"an array of shape {_shown(shape)}")
     size, kind = math.prod(shape), dtype.dtype
+    if dtype.plain and type(content) is bytes and content and size * kind.itemsize == len(content):
+        flat = np.frombuffer(content, kind)
+        return (flat if len(shape) == 1 else flat.reshape(shape, order="F" if fortran else "C")), 0
     if kind.hasobject:
         if not isinstance(content, list) or len(content) != size:
             raise Refused(f"an array of objects of shape {_shown(shape)} without that many objects")

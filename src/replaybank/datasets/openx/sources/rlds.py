@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
 from replaybank.datasets.openx.sources.columns import EpisodeDecoder
@@ -50,6 +51,9 @@ class RLDSSource:
         UnsupportedFeatureError: a feature is stored in a way that this version cannot read.
         DataFormatError: one of the two files is not what it should be.
     """
+
+    form: Final = "RLDS"
+    """How people call what it reads."""
 
     def __init__(
         self,
