@@ -62,3 +62,10 @@ def _ravel(index: Tensor, shape: torch.Size) -> Tensor:
     for dim, size in enumerate(shape):
         numbers = numbers * size + index[:, dim]
     return torch.where(absent, -1, numbers)
+
+
+def shape_of(index: Any) -> tuple[int, ...]:
+    """The shape of an index as :func:`item_numbers` takes it, for an error message."""
+    if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
+        return (*torch.as_tensor(index[0]).shape, len(index))
+    return tuple(torch.as_tensor(index).shape)

@@ -50,7 +50,8 @@ class BatchMemory:
 
     A tensor has its own storage of exactly its size, on the CPU, which cannot be resized.
 
-    Not thread-safe: the buffer's lock guards it. Tensors may be dropped in any thread.
+    Pickled and copied, it is a new one without memory. Not thread-safe: the buffer's lock guards it. Tensors
+    may be dropped in any thread.
 
     Example:
         >>> memory = BatchMemory()
@@ -81,6 +82,15 @@ class BatchMemory:
         view = block.owner[block.start : block.start + bytes_].view(kind).reshape(shape)
         return torch.from_numpy(view)
 
+    def any_size(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The same, or a new tensor if it is none of those made here."""
+        if recyclable(dtype, torch.Size(shape).numel() * dtype.itemsize):
+            return self.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchMemory, ()
+
     @property
     def nbytes(self) -> int:
         """Memory kept, of tensors that are in use and of others."""
@@ -101,7 +111,7 @@ class BatchMemory:
         owner = np.empty(size + align, dtype=np.uint8)
         start = -owner.ctypes.data % align
         if align == _PAGE:
-            _native.ask_large_pages(owner.ctypes.data + start, -(-size // _PAGE) * _PAGE)
+            _native.ask_large_pages(owner.ctypes.data + start, size)
         block = _Block(owner, start, now)
         if len(blocks) < _MOST_BLOCKS:
             blocks.append(block)
