@@ -416,7 +416,7 @@ class PriorityTable:
         else:
             self.catch_up()
         items = item_numbers(index, storage)
-        return items if self.tree.device.type == "cpu" else items.to(self.tree.device)
+        return items if self.tree.native else items.to(self.tree.device)
 
     def weights(self) -> Tensor:
         """A copy of the weights of all stored items, in item order. O(N)."""

@@ -293,17 +293,20 @@ class SumTree:
             ValueError: a value is negative, NaN or infinite, or its weight exceeds the dtype; nothing has
                 been changed.
         """
-        # Each of these costs as much as a small update.
-        if index.dtype is not torch.int64 or index.device != self.device or not index.is_contiguous():
+        # Each of these costs as much as a small update, and comparing devices three times as much as is_cpu.
+        native = self.native
+        here = index.is_cpu if native else index.device == self.device
+        if not here or index.dtype is not torch.int64 or not index.is_contiguous():
             index = index.to(self.device, torch.int64).contiguous()
-        if value.dtype not in _FLOATS or value.device != self.device or not value.is_contiguous():
+        here = value.is_cpu if native else value.device == self.device
+        if not here or value.dtype not in _FLOATS or not value.is_contiguous():
             value = value.detach().to(self.device, value.dtype if value.dtype in _FLOATS else torch.float64)
             value = value.contiguous()
         count, n_values = index.numel(), value.numel()
         if n_values != 1 and n_values != count:
             raise RuntimeError(f"{n_values} values {list(value.shape)} for {count} items.")
         limit = self.capacity if limit is None else limit
-        if not self.native:
+        if not native:
             index, value = index.reshape(-1), value.detach().reshape(-1).expand(count)
             return self._update_by_torch(index, value, eps, alpha, skip, stale, limit)
         kind, position, largest = _native.tree_update(
