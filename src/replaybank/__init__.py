@@ -7,13 +7,15 @@ if TYPE_CHECKING:
     from replaybank.buffers import (
         PrioritizedReplayBuffer,
         ReplayBuffer,
+        ReplayBufferEnsemble,
         TensorDictPrioritizedReplayBuffer,
         TensorDictReplayBuffer,
+        TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
     from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -71,6 +74,7 @@ __all__ = [
     "DataFormatError",
     "EncodedFrames",
     "EntryStats",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -89,6 +93,7 @@ __all__ = [
     "RLDSWriter",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
@@ -108,6 +113,8 @@ __all__ = [
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
@@ -123,8 +130,10 @@ _HOMES = {
     "buffers": [
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
+        "ReplayBufferEnsemble",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
     ],
     "datasets.openx": [
         "EntryStats",
@@ -134,6 +143,7 @@ _HOMES = {
         "verify",
     ],
     "datasets.openx.sources": [
+        "HubTarSource",
         "RLDSSource",
         "RLDSWriter",
     ],
@@ -143,6 +153,7 @@ _HOMES = {
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [

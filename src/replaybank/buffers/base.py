@@ -329,11 +329,17 @@ class ComposedBuffer(Stateful):
         return self
 
     @abstractmethod
-    def _draw(self, size: int, info_in_sample: bool) -> Batch:
-        """Draw a batch; ``info_in_sample``: it must be such that the sampler's info can be put into it."""
+    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+        """Draw a batch.
+
+        Args:
+            size: of it.
+            info_in_sample: it must be such that the sampler's info can be put into it.
+            collate_fn: used in place of the buffer's.
+        """
 
     @abstractmethod
-    def _assemble(self, data: Any, keep_batch: bool) -> Any:
+    def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Make of items, as the storage gives them, a batch."""
 
     def _check_batch(self, batch: Batch) -> None:

@@ -155,7 +155,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             KeyError: there is no index in it.
         """
         self._ready()
-        if not _takes_priorities(self._sampler):
+        if not takes_priorities(self._sampler):
             return
         index = data.get(INDEX, None)
         if index is None:
@@ -193,27 +193,30 @@ class TensorDictReplayBuffer(ReplayBuffer):
         else:
             batch = self._next_batch(batch_size)
         if include_info is not False:
-            _put_info(batch)
+            self._put_info(batch)
         return (batch.data, batch.info) if return_info else batch.data
 
     def _sample_and_end(self) -> tuple[Any, bool]:
         batch = self._next_batch(None)
-        _put_info(batch)
+        self._put_info(batch)
         return batch.data, batch.ran_out
+
+    def _put_info(self, batch: Batch) -> None:
+        put_info(batch)
 
     def _check_batch(self, batch: Batch) -> None:
         if is_tensor_collection(batch.data):
-            _put_info(batch._replace(data=batch.data.copy()))
+            self._put_info(batch._replace(data=batch.data.copy()))
 
     def _has_priorities(self, data: Any) -> bool:
         return (
-            _takes_priorities(self._sampler)
+            takes_priorities(self._sampler)
             and is_tensor_collection(data)
             and data.get(self._priority_key, None) is not None
         )
 
     def _warn_of_priorities(self) -> None:
-        if _takes_priorities(self._sampler):
+        if takes_priorities(self._sampler):
             why = f"the data has no entry {self._priority_key!r}, the buffer's priority_key"
         else:
             why = f"a {type(self._sampler).__name__} has no priorities; use a PrioritizedSampler"
@@ -230,7 +233,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return _REDUCTIONS[name](tensor.flatten(dims))
 
 
-def _takes_priorities(sampler: Sampler) -> bool:
+def takes_priorities(sampler: Sampler) -> bool:
+    """Whether a sampler has priorities."""
     return type(sampler).update_priority is not Sampler.update_priority
 
 
@@ -256,7 +260,8 @@ def _item_index(index: Tensor, data: Any) -> tuple[Tensor, int]:
     return index.reshape(-1, *index.shape[dims:]), dims
 
 
-def _put_info(batch: Batch) -> None:
+def put_info(batch: Batch) -> None:
+    """Set where the items of a batch are, and the sampler's entries, in its TensorDict. O(entries)."""
     data = batch.data
     if not is_tensor_collection(data):
         return

@@ -25,14 +25,18 @@ __all__ = [
 
 
 def _checked(
-    source: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None, **_: Any
+    source: dict[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: list[str | None] | None = None,
+    **_: Any,
 ) -> TensorDict:
-    return TensorDict(source, batch_size=batch_size, device=device)
+    return TensorDict(source, batch_size=batch_size, device=device, names=cast(Any, names))
 
 
 _make: Callable[..., TensorDict] = getattr(TensorDict, "_new_unsafe", _checked)
 try:
-    _make({}, batch_size=torch.Size([1]), device=None, nested=False)
+    _make({}, batch_size=torch.Size([1]), device=None, names=["a"], nested=False)
 except TypeError:  # another signature
     _make = _checked
 
@@ -52,11 +56,18 @@ _new = TensorDict.__new__
 _entries: Any = _entries_type()
 
 
-def build(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
+def build(
+    source: dict[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: list[str | None] | None = None,
+) -> TensorDict:
     """A TensorDict of values that are known to fit: tensors on ``device``, nested ones built already.
 
     It takes ``source`` over: the caller gives a dict of its own.
     """
+    if names is not None:
+        return _make(source, batch_size=batch_size, device=device, names=names, nested=False)
     if _entries is None or torch.compiler.is_compiling():
         return _make(source, batch_size=batch_size, device=device, nested=False)
     made: Any = _new(TensorDict)
@@ -97,7 +108,7 @@ def with_entry(data: TensorDictBase, name: str, value: torch.Tensor) -> TensorDi
     if type(data) is TensorDict:
         source = dict(entries(data))
         source[name] = value
-        return build(source, data.batch_size, data.device)
+        return build(source, data.batch_size, data.device, getattr(data, "_td_dim_names", None))
     return data.copy().set(name, value)
 
 

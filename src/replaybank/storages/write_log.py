@@ -251,6 +251,19 @@ class WriteLog:
         ints[TOTAL] += count
         self._events.appended(start, count)
 
+    def interrupt(self) -> None:
+        """Note that the next write continues nothing: what was written last is the end of something. O(1).
+
+        Example:
+            >>> log = WriteLog(rows=4)
+            >>> log.append(0, 2)
+            >>> log.interrupt()
+            >>> log.append(2, 1)
+            >>> log.cut.tolist()
+            [True, False, True, True]
+        """
+        self._ints[CONTINUES] = 0
+
     def _refuse(self, start: int, count: int) -> None:
         if not 0 < count <= self.rows:
             raise ValueError(

@@ -12,12 +12,15 @@ from typing import Any, Literal
 import numpy as np
 
 from replaybank.datasets.openx.builder import DatasetBuilder, plan
+from replaybank.datasets.openx.catalog import LastStep
 from replaybank.datasets.openx.conveyor import Conveyor, threads_for
-from replaybank.datasets.openx.files import MANIFEST, Manifest, is_converted, read_manifest
+from replaybank.datasets.openx.corrections import Corrections, corrected
+from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
 from replaybank.datasets.openx.room import check_room
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard
-from replaybank.datasets.openx.sources.files import is_url, size_of
-from replaybank.datasets.openx.sources.rlds import RLDSSource
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard, kind_of
+from replaybank.datasets.openx.sources.download import DownloadedSource
+from replaybank.datasets.openx.sources.files import is_url, sizes_of
+from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted
 from replaybank.errors import CorruptRecordError, DataFormatError
 
@@ -25,6 +28,10 @@ OnError = Literal["raise", "skip"]
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes that a conversion holds unless told otherwise: episodes of every published dataset fit many times."""
+
+
+DOWNLOADS = ".download"
+"""Behind the name of the converted dataset: the folder of raw shards while it is made."""
 
 
 def convert(
@@ -39,6 +46,9 @@ def convert(
     image_keys: Sequence[str | Key] | None = None,
     num_workers: int | None = None,
     max_memory: int = DEFAULT_MEMORY,
+    dataset_id: str | None = None,
+    bgr: Sequence[str] | None = None,
+    last_step: LastStep | None = None,
 ) -> Manifest:
     """Convert robot episodes into a memory-mapped dataset. O(bytes); frames are decoded on all cores.
 
@@ -47,8 +57,13 @@ def convert(
     the byte, whatever the number of workers. A finished one is left as it is. Whether the disk has room is
     worked out first.
 
+    Faults that the catalog of the Open X-Embodiment datasets knows of are put right, and the manifest's
+    origin says which. Shards behind HTTP are downloaded one at a time into ``<dest>.download``, resumed where
+    that was interrupted, and removed once they were read.
+
     Args:
-        source: the folder of an RLDS dataset, or any episode source.
+        source: path or URL of an RLDS dataset or of the hub's tar shards, an id of the catalog, ``"rlds"`` or
+            ``"hub"`` with ``dataset_id``, or any episode source.
         dest: folder to write to; made if missing, else empty or holding this conversion.
         split: split to convert, where ``source`` is a folder.
         overwrite: replace a converted dataset, or begin anew one that is unfinished.
@@ -61,6 +76,10 @@ def convert(
         num_workers: threads that decode (decoders let others run); by default one a core.
         max_memory: bytes of episodes and decoded frames that are held at a time, beside what the process
             takes anyway.
+        dataset_id: id in the catalog, where it is not the dataset's own name.
+        bgr: cameras whose frames have blue first and are put right; by default those that the catalog names.
+        last_step: ``"drop"`` leaves out the last step of each episode, ``"keep"`` does not; by default what
+            the catalog says.
 
     Returns:
         What the dataset holds, what was put right in it and what was left out.
@@ -69,7 +88,10 @@ def convert(
         CorruptRecordError: a record fails its checksum or is cut short; names file, record and offset.
         DataFormatError: an episode is not what the dataset declares, or there are no episodes.
         FileExistsError: ``dest`` holds something else.
-        ValueError: ``dest`` is a URL, ``source`` is converted already, or has no such camera.
+        ValueError: ``dest`` is a URL, ``source`` is converted already, has no such camera, or is no dataset's
+            name; the nearest ones are given.
+        FileNotFoundError: there is nothing to read at ``source``.
+        ConnectionError: the server cannot be reached.
         OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
         MemoryError: one episode takes more than ``max_memory``.
         BlockingIOError: another conversion is writing to ``dest``.
@@ -94,10 +116,13 @@ def convert(
         )
     folder = Path(target).expanduser()
     if not isinstance(source, (str, os.PathLike)):
-        return _convert(source, getattr(source, "split", split), folder, options)
-    if is_converted(source):
-        raise ValueError(f"{os.fspath(source)} is a converted dataset already; it can be used as it is")
-    return _convert(RLDSSource(source, split), split, folder, options)
+        given = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
+        return _convert(given, getattr(source, "split", split), folder, options)
+    opened = open_source(source, dataset_id, split, bgr=bgr, last_step=last_step)
+    fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS)
+    made = _convert(fetched, split, folder, options)
+    fetched.clear()
+    return made
 
 
 @dataclass(frozen=True)
@@ -117,12 +142,18 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     shards = list(source.shards())
     on_error = options.on_error
     leaves = _leaves(source, select_images(ted_leaves(source.fields), options.image_keys), shards, on_error)
-    origin = {
-        "kind": type(source).__name__,
+    origin: dict[str, Any] = {
+        "kind": kind_of(source),
         "version": getattr(source, "version", ""),
         # Names and versions alone do not tell a dataset from one that was made anew under the same name.
-        "shards": [[_name(shard), shard.episodes, size_of(shard.path)] for shard in shards],
+        "shards": [
+            [_name(shard), shard.episodes, size]
+            for shard, size in zip(shards, sizes_of([shard.path for shard in shards]), strict=True)
+        ],
     }
+    corrections = getattr(source, "corrections", None)
+    if isinstance(corrections, Corrections):
+        origin["corrections"] = corrections.to_json()
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
     if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)

@@ -28,6 +28,9 @@ time waiting for the disk. It is what a kill loses at most beside the shards und
 _WAITING_FOR_A_THREAD = 8
 """Episodes held for each thread, at most: enough that none waits for work, however short they are."""
 
+_FROM_SOURCE = (DataFormatError, ConnectionError, FileNotFoundError, PermissionError)
+"""Errors that say that an episode cannot be had, and nothing of those that came before it."""
+
 _CHUNKS_A_THREAD = 3
 """Decoded frames, the same with channels first, and the decoder's own."""
 
@@ -252,7 +255,8 @@ class Conveyor:
     ) -> None:
         try:
             # What came before a damaged record is kept; if it is damaged too, it is named, being the first.
-            while self._entries and isinstance(error, DataFormatError):
+            # So it is with a shard that cannot be fetched: those before it would be fetched again.
+            while self._entries and isinstance(error, _FROM_SOURCE):
                 self._settle_first()
         finally:
             self._give_up()

@@ -113,7 +113,8 @@ class Manifest:
     Args:
         name: name of the dataset.
         split: split that was converted.
-        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard.
+        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard; and
+            which corrections were made, if any: cameras with blue first, last steps dropped.
         layout: where the stored leaves of a step lie that are kept as numbers.
         kinds: ``"text"`` and ``"image"`` leaves by key; all others hold numbers.
         shards: the shards done, in order.
@@ -166,6 +167,13 @@ class Manifest:
         for number in range(len(self.encoded)):
             names += [ends_name(number), frames_name(number)]
         return names
+
+    @property
+    def bgr(self) -> frozenset[tuple[str, ...]]:
+        """Cameras whose frames had blue first in the origin; frames that are kept encoded still have."""
+        corrections = self.origin.get("corrections")
+        keys = corrections.get("bgr") if isinstance(corrections, dict) else None
+        return frozenset(tuple(map(str, key)) for key in keys or () if isinstance(key, list))
 
     def sizes(self) -> dict[str, int]:
         """Bytes that count of each file beside the manifest."""

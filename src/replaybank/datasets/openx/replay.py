@@ -6,17 +6,20 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
-from replaybank.datasets.openx.sources.rlds import is_rlds
+from replaybank.datasets.openx.preprocess import Change, preprocess
+from replaybank.datasets.openx.sources.open import locate
+from replaybank.datasets.openx.sources.origins import ORIGINS
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import sampler_for, trajectories
@@ -59,7 +62,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: must be ``False`` in this version, which converts and stores.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
-        download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
+        download: ``True`` fetches and converts what is not in ``root`` yet, from ``source`` or where the
+            catalog says that ``dataset_id`` is published; what was interrupted goes on. ``"force"`` does that
+            again, over what is there. Raw shards are kept beside the result, in ``<dataset_id>.download``,
+            only until they were read. A local ``source`` needs no download; with ``"force"`` it
             is converted again, over what is there.
         sampler: replaces the sampler that the arguments above would give.
         writer: replaces the :class:`ImmutableDatasetWriter`.
@@ -69,7 +75,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: applied to each batch.
         split_trajs: not in this version.
         strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: an RLDS folder or a converted dataset; ``None``: what is in ``root``.
+        source: path or URL of a dataset in RLDS form, of the hub's tar shards or of a converted dataset, or
+            ``"rlds"`` or ``"hub"``, where ``dataset_id`` is published in that form; ``None``: what is in
+            ``root``, else, to download it, where the catalog says.
         split: split to read.
         generator: source of all random draws; ``None``: torch's global one.
 
@@ -93,6 +101,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         True
         >>> folder.cleanup()
     """
+
+    available_datasets = AvailableDatasets()
+    """Ids of the Open X-Embodiment datasets; ``replaybank list`` says more of them."""
 
     def __init__(
         self,
@@ -129,8 +140,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         )
         if streaming:
             raise NotImplementedError("this version does not stream: pass streaming=False")
-        if download is True:
-            raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
         if split_trajs:
             raise NotImplementedError(
                 "this version does not store padded trajectories; see split_trajectories"
@@ -140,7 +149,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         self.shuffle = shuffle
         self._slicing = slicing
         self._given = source is not None and is_converted(Path(source).expanduser())
-        self.path = _locate(dataset_id, source, root, split, force=download == "force")
+        self.path = _locate(dataset_id, source, root, split, download)
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
         self.dataset = DatasetStorage(self.path)
@@ -228,6 +237,49 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         """
         return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
 
+    def preprocess(
+        self,
+        fn: Change,
+        num_workers: int | None = None,
+        *,
+        dest: str | os.PathLike[str],
+        overwrite: bool = False,
+        progress: bool | None = None,
+        images: Literal["raw", "encoded"] = "raw",
+        mp_start_method: str | None = None,
+    ) -> OpenXExperienceReplay:
+        """Make a changed copy of the dataset on the disk. Killed at any instant, the same call goes on.
+
+        Args:
+            fn: given each episode, a TensorDict ``[T]``, returns the one to be stored, of any length, or None
+                to leave it out. Entries that follow from others are made anew.
+            num_workers: processes that run ``fn``; 0 runs it here, by default one a core.
+            dest: folder of the copy; made if missing.
+            overwrite: replace what is in ``dest``.
+            progress: show a progress bar; by default where the error output is a terminal.
+            images: ``"raw"`` or, encoded anew, ``"encoded"``.
+            mp_start_method: how processes start; by default as Python does here.
+
+        Returns:
+            The copy, without a batch size.
+
+        Raises:
+            RuntimeError: ``fn`` failed; names the episode.
+            DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
+            FileExistsError: ``dest`` holds something else.
+        """
+        made = preprocess(
+            self.path,
+            fn,
+            dest,
+            num_workers=num_workers,
+            overwrite=overwrite,
+            progress=progress,
+            images=images,
+            mp_start_method=mp_start_method,
+        )
+        return OpenXExperienceReplay(made.name, streaming=False, source=dest, split=made.split)
+
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
@@ -280,31 +332,25 @@ def _locate(
     source: str | os.PathLike[str] | None,
     root: str | os.PathLike[str] | None,
     split: str,
-    *,
-    force: bool,
+    download: bool | str | None,
 ) -> Path:
-    """The folder of the converted dataset, converting it first where a local origin is given."""
-    if source is not None and "://" not in os.fspath(source):
-        source = Path(source).expanduser()
-    if source is not None and is_converted(source):
-        return Path(source)
+    """The folder of the converted dataset, converting it first where an origin is given or to be found."""
+    path = None if source is None or source in ORIGINS else os.path.expanduser(os.fspath(source))
+    if path is not None and "://" not in path and is_converted(path):
+        return Path(path)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
     folder = Path(root).expanduser() if root is not None else default_root()
     folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
-    if source is None:
+    if path is None and (not download or (download is True and (folder / MANIFEST).is_file())):
         if not is_converted(folder):
             raise FileNotFoundError(
-                f"there is no converted dataset {dataset_id!r} in {folder.parent}: "
-                "pass source=, the folder of an RLDS dataset or of a converted one"
+                f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
+                "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
             )
         return folder
-    if not is_rlds(source):
-        raise FileNotFoundError(
-            f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
-            "(which has a features.json and a dataset_info.json)"
-        )
-    convert(source, folder, split=split, overwrite=force)
+    place = path if path is not None else locate(source, dataset_id)
+    convert(place, folder, split=split, overwrite=download == "force", dataset_id=dataset_id)
     return folder

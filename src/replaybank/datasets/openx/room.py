@@ -10,7 +10,7 @@ from pathlib import Path
 
 from replaybank.datasets.openx.files import Manifest
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Shard
-from replaybank.datasets.openx.sources.files import is_url, size_of
+from replaybank.datasets.openx.sources.files import is_url, sizes_of
 from replaybank.errors import DataFormatError
 from replaybank.storages.capacity import human
 
@@ -64,7 +64,7 @@ def check_room(
 def _steps(source: EpisodeSource, shards: Sequence[Shard], on_error: str) -> tuple[int, int, bool] | None:
     """Steps in all, bytes of encoded frames in all, whether that is declared; None if nothing is known."""
     declared = [shard.steps for shard in shards]
-    sizes = [size_of(shard.path) for shard in shards]
+    sizes = sizes_of([shard.path for shard in shards])
     total = sum(size for size in sizes if size is not None)
     if None not in declared:
         return sum(steps for steps in declared if steps is not None), total, True

@@ -71,7 +71,11 @@ class DatasetStorage(Storage):
         self._keys = [leaf.key for leaf in layout.leaves]
         self._encoded = {
             leaf.key: StoredFrames(
-                leaf, self._map(frames_name(number)), self._map(ends_name(number)), self.folder
+                leaf,
+                self._map(frames_name(number)),
+                self._map(ends_name(number)),
+                self.folder,
+                bgr=leaf.key in self.manifest.bgr,
             )
             for number, leaf in enumerate(self.manifest.encoded)
         }

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank.datasets.openx.corrections import swapped
 from replaybank.datasets.openx.files import ANEW
 from replaybank.datasets.openx.sources.base import FieldSpec
 from replaybank.datasets.openx.sources.images import decode_frames
@@ -25,9 +26,12 @@ class StoredFrames:
         content: uint8, their bytes end to end.
         ends: uint8 of int64 ``[steps]``: where each ends.
         folder: of the dataset, for messages.
+        bgr: they are stored with blue first; read as RGB all the same.
     """
 
-    def __init__(self, leaf: LeafSpec, content: Tensor, ends: Tensor, folder: Path) -> None:
+    def __init__(
+        self, leaf: LeafSpec, content: Tensor, ends: Tensor, folder: Path, *, bgr: bool = False
+    ) -> None:
         channels, height, width = leaf.shape
         self._leaf = leaf
         self._spec = FieldSpec(
@@ -36,6 +40,7 @@ class StoredFrames:
         self._bytes = memoryview(content.numpy())  # type: ignore[arg-type]
         self._ends = ends.view(torch.int64)
         self._folder = folder
+        self._bgr = bgr
 
     def read(self, steps: Tensor) -> Tensor:
         """Frames ``[*steps, C, H, W]``; zeros where there is none. O(pixels).
@@ -63,6 +68,8 @@ class StoredFrames:
                 return
             where = f"{self._folder}: {'/'.join(self._leaf.key)}: step {numbers[k]}"
             decoded = decode_frames([self._bytes[start:end]], self._spec, where)
+            if self._bgr:
+                decoded = swapped(decoded)
             pixels[k] = decoded[0].transpose(2, 0, 1)
 
         share_out(len(flat), self._leaf.bytes, decode)

@@ -198,7 +198,7 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         DataFormatError: an array has another shape than the dataset's other episodes, naming both.
     """
     length = episode.length
-    faults: Counter[str] = Counter()
+    faults: Counter[str] = Counter(episode.faults)
     columns: dict[Key, Column] = {}
     missing = set()
     for key, leaf in leaves.items():

@@ -77,6 +77,7 @@ class Episode:
         metadata: values that belong to the whole episode.
         missing: keys that the dataset declares and this episode does not have; absent from ``steps``.
         record_bytes: bytes of the record that it was read from and keeps in memory for its frames.
+        faults: what was wrong in the data and put right by the source, with how often.
     """
 
     steps: Mapping[Key, Column]
@@ -85,6 +86,12 @@ class Episode:
     metadata: Mapping[Key, Any] = field(default_factory=dict)
     missing: frozenset[Key] = frozenset()
     record_bytes: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+
+def kind_of(source: EpisodeSource) -> str:
+    """What an origin is: the name of its class, of the one inside where it only changes another."""
+    return str(getattr(source, "kind", type(source).__name__))
 
 
 class EpisodeSource(Protocol):

@@ -36,6 +36,18 @@ def image_format(frame: bytes | memoryview) -> Literal["jpeg", "png"] | None:
     return "png" if frame[:8] == PNG_START else None
 
 
+def frame_spec(frame: bytes, where: str) -> FieldSpec:
+    """What one frame is, by its header: its shape ``(H, W, C)`` and its dtype. O(1) for PNG and JPEG alike.
+
+    Raises:
+        DataFormatError: it is neither JPEG nor PNG, or its header is broken.
+        ImportError: the decoder is not installed.
+    """
+    head = _header(memoryview(frame), where)
+    dtype = np.dtype(np.uint16 if head.bits > 8 else np.uint8)
+    return FieldSpec("image", (head.height, head.width, head.stored_channels), dtype)
+
+
 class EncodedImages:
     """The frames of one camera over an episode, as byte ranges of the payload they came in.
 
