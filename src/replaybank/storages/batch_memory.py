@@ -30,14 +30,21 @@ _LINE = 64
 _SWEEP = 64  # tensors made between two looks for memory that nobody needs any more
 _MOST_BLOCKS = 256  # beyond these somebody collects batches, and looking for a free one takes too long
 
-_UNUSED = 2  # references to a block that only its list and the argument of ``getrefcount`` hold
-
 
 @dataclass(slots=True)
 class _Block:
     owner: npt.NDArray[np.uint8]
     start: int
     last: int
+
+
+def _references_of_nobody() -> int:
+    """What ``getrefcount(block.owner)`` says of one that nobody else holds: it differs between Pythons."""
+    block = _Block(np.empty(0, dtype=np.uint8), 0, 0)
+    return sys.getrefcount(block.owner)
+
+
+_UNUSED = _references_of_nobody()
 
 
 class BatchMemory:
