@@ -207,6 +207,8 @@ def measure(
     """
     if chosen.cases:
         cases = [case for case in cases if case.startswith(tuple(chosen.cases))]
+        if not cases:
+            return {}
     with ExitStack() as stack:
         processes = []
         for name in list(contenders):
