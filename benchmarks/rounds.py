@@ -114,7 +114,13 @@ def _serve(pipe: Connection, make: Callable[[], Mapping[str, Call]]) -> None:
 
 
 def compare(
-    contenders: Sequence[Contender], cases: Sequence[str], *, rounds: int, seconds: float, calls: int
+    contenders: Sequence[Contender],
+    cases: Sequence[str],
+    *,
+    rounds: int,
+    seconds: float,
+    calls: int,
+    least: bool = False,
 ) -> Medians:
     """Visit all contenders in turn, round by round.
 
@@ -124,6 +130,7 @@ def compare(
         rounds: how often.
         seconds: how long each stays at a case in one round.
         calls: how many calls it makes there at most.
+        least: give the twentieth part from below, and not the median.
 
     Returns:
         Medians; of a contender without a case there are none.
@@ -135,6 +142,8 @@ def compare(
                 for parts in contender.run(case, seconds, calls):
                     for part, took in parts.items():
                         times.setdefault((contender.name, case, part), []).append(took)
+    if least:
+        return {key: sorted(values)[len(values) // 20] for key, values in times.items()}
     return {key: statistics.median(values) for key, values in times.items()}
 
 
@@ -169,6 +178,7 @@ def options(title: str | None, contenders: Iterable[str], sizes: Sequence[float]
     parser.add_argument("--calls", type=int, default=200, help="most calls of a case in one round")
     parser.add_argument("--only", nargs="+", choices=list(contenders), default=list(contenders))
     parser.add_argument("--cases", nargs="+", help="only cases whose names begin so")
+    parser.add_argument("--least", action="store_true", help="5th percentiles: for a machine that others use")
     parser.add_argument("--quick", action="store_true", help="small, one short round: to see that it runs")
     found = parser.parse_args()
     if found.quick:
@@ -197,6 +207,8 @@ def measure(
     """
     if chosen.cases:
         cases = [case for case in cases if case.startswith(tuple(chosen.cases))]
+        if not cases:
+            return {}
     with ExitStack() as stack:
         processes = []
         for name in list(contenders):
@@ -208,7 +220,14 @@ def measure(
                 contenders.remove(name)
                 continue
             processes.append(contender)
-        return compare(processes, cases, rounds=chosen.rounds, seconds=chosen.seconds, calls=chosen.calls)
+        return compare(
+            processes,
+            cases,
+            rounds=chosen.rounds,
+            seconds=chosen.seconds,
+            calls=chosen.calls,
+            least=chosen.least,
+        )
 
 
 def against_peers(

@@ -374,6 +374,9 @@ void bind_trajectory_index(nb::module_& m) {
         tr::starts(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), start, count, needed,
                    first_steps, at<tr::u8>(mask));
     }, nogil);
+    m.def("slice_either", [](Address left, Address right, i64 n, Address out) {
+        tr::either(at<tr::u8>(left), at<tr::u8>(right), n, at<tr::u8>(out));
+    }, nogil);
     m.def("slice_repeat", [](Address values, bool wide, Address steps, i64 n, Address out) {
         if (wide) {
             tr::repeat(at<tr::u64>(values), at<i64>(steps), n, at<tr::u64>(out));

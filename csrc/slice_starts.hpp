@@ -51,6 +51,11 @@ inline i64 spans(const Index& index, const i64* items, i64 n, i64 slice_len, i64
     return total;
 }
 
+// Whether any of two flags is set; any byte but 0 is true. O(n).
+inline void either(const u8* left, const u8* right, i64 n, u8* out) {
+    for (i64 k = 0; k < n; ++k) out[k] = (left[k] | right[k]) != 0;
+}
+
 // Each of n values of 4 or 8 bytes as often as its slice has steps. O(steps in all).
 //   steps int64 [n]
 template <class Word>

@@ -31,6 +31,10 @@ class Frames:
     def __len__(self) -> int:
         return len(self.frames)
 
+    @property
+    def nbytes(self) -> int:
+        return self.frames.nbytes
+
     def encoded(self) -> list[bytes]:
         return [frame.tobytes() for frame in self.frames]
 

@@ -57,7 +57,7 @@ def test_version() -> None:
     assert result.output == f"replaybank {replaybank.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "convert", "info", "stats", "verify"])
+@pytest.mark.parametrize("command", ["demo", "convert", "info", "stats", "verify", "stream"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])
     assert result.exit_code == 0
@@ -468,6 +468,26 @@ def test_verify_names_what_is_wrong_and_its_status_tells(
     assert capsys.readouterr().out == f"{made / 'rows.bin'} episode 0: its content is not what was written\n"
     assert cli.run(["verify", str(made)]) == cli.FAILED
     assert "1 problem(s)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [(), ("--batch-size", "16", "--slice-len", "4", "--workers", "1")])
+def test_stream_shows_rate_and_memory(
+    arm_folder: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["stream", str(arm_folder), "--seconds", "0.05", *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for word in ("steps/s", "slices/s", "decoded", "epochs", "first batch", "memory"):
+        assert f"  {word}" in printed.out
+
+
+def test_stream_says_what_is_wrong_with_the_data(
+    broken_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "record 0 at byte 0" in error_of(capsys, "stream", broken_folder, "--seconds", "1", status=1)
+    error_of(capsys, "stream", tmp_path / "nothing", status=1)
+    odd = ("--batch-size", "9", "--slice-len", "2")
+    assert "slice_len=2" in error_of(capsys, "stream", broken_folder, *odd, status=2)
 
 
 def test_a_disk_without_room_is_one_line_that_names_the_folder(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         TrajectoryRecorder,
     )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.mixture import OpenXMixture
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.sources import (
@@ -93,6 +94,7 @@ __all__ = [
     "MissingKeyError",
     "Normalize",
     "OpenXExperienceReplay",
+    "OpenXMixture",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -147,6 +149,8 @@ _HOMES = {
         "EntryStats",
         "Normalize",
         "OpenXExperienceReplay",
+        "OpenXMixture",
+        "OpenXMixture",
         "convert",
         "verify",
     ],

@@ -240,7 +240,9 @@ def info(
 
 
 @contextmanager
-def _reading(unit: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+def _reading(
+    unit: str, *, quiet: bool = False, title: str = "Reading"
+) -> Iterator[Callable[[int, int], None]]:
     """A progress bar, which is told how many are done, and of how many."""
     from tqdm import tqdm
 
@@ -250,7 +252,7 @@ def _reading(unit: str, *, quiet: bool = False) -> Iterator[Callable[[int, int],
         def show(done: int, of: int) -> None:
             if not bars:
                 shown = not quiet and sys.stderr.isatty() and of > 1
-                bars.append(tqdm(desc="Reading", total=of, unit=unit, leave=False, disable=not shown))
+                bars.append(tqdm(desc=title, total=of, unit=unit, leave=False, disable=not shown))
                 closing.callback(bars[0].close)
             bars[0].update(done - bars[0].n)
 
@@ -303,6 +305,48 @@ def verify(
         line(f"{path}: {found.episodes:,} episodes, {found.steps:,} steps are whole; {wrong}{note}")
     if found.problems:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def stream(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or URL of a dataset.")],
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long.")] = 10.0,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Steps in a batch; without it whole trajectories come.")
+    ] = None,
+    slice_len: Annotated[int | None, typer.Option(min=1, help="Steps in a slice.")] = None,
+    split: Annotated[str, typer.Option(help="Which split.")] = "train",
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Threads that decode.", show_default="the CPUs, up to 4")
+    ] = None,
+    buffer: Annotated[
+        int, typer.Option(min=0, metavar="MB", help="Encoded megabytes to draw from; more shuffle better.")
+    ] = 256,
+) -> None:
+    """Stream a dataset for a while, without storing it, and show how fast it comes with how much memory."""
+    from replaybank.datasets.openx.replay import OpenXExperienceReplay
+    from replaybank.datasets.openx.throughput import measure
+    from replaybank.show import show_throughput
+
+    place = _path(source)
+    dataset = OpenXExperienceReplay(
+        place.rstrip("/").rpartition("/")[2] or "dataset",
+        batch_size,
+        slice_len=slice_len,
+        strict_length=False,
+        streaming=True,
+        source=place,
+        split=split,
+        num_workers=workers,
+        buffer_bytes=buffer << 20,
+    )
+    try:
+        with _reading("s", title="Streaming") as show:
+            whole = int(seconds)
+            measured = measure(dataset, seconds, show=lambda gone: show(min(int(gone), whole), whole))
+    finally:
+        dataset.close()
+    show_throughput(source, measured)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from replaybank.datasets.openx.catalog import DatasetFacts
 from replaybank.datasets.openx.sources.origins import url_of
 from replaybank.datasets.openx.stats import EntryStats
 from replaybank.datasets.openx.summary import DatasetSummary, FieldSummary, ImageSummary
+from replaybank.datasets.openx.throughput import Throughput
 from replaybank.terminal import count, line, short, size, table
 
 SAMPLES = 5
@@ -52,6 +53,22 @@ def show_stats(stats: Mapping[tuple[str, ...], EntryStats]) -> None:
 
 _STATS_HEADER = ("number", "mean", "std", "min", "q01", "q99", "max")
 _ENTRY_HEADER = ("key", "kind", "shape", "dtype")
+
+
+def show_throughput(source: str, measured: Throughput) -> None:
+    """Print how fast a stream came, and what memory it took."""
+    seconds = max(measured.seconds, 1e-9)
+    rows = [
+        ("steps/s", count(measured.steps / seconds)),
+        ("slices/s", f"{measured.slices / seconds:,.1f}"),
+        ("decoded", f"{size(measured.size / seconds)}/s"),
+        ("steps", f"{count(measured.steps)} in {measured.seconds:.1f} s"),
+        ("epochs", count(measured.epochs)),
+        ("first batch", f"after {measured.first:.2f} s"),
+    ]
+    if measured.memory is not None:
+        rows.append(("memory", f"{size(measured.memory)} at most, Python and torch included"))
+    table(source, rows)
 
 
 def _facts(summary: DatasetSummary) -> list[tuple[str, str]]:

@@ -533,6 +533,20 @@ def test_stale_priorities_are_not_given_to_new_items_of_a_buffer() -> None:
     assert ensemble[1].sampler.weights.tolist() == [1.0] * 7 + [5.0] * 13
 
 
+def test_items_overwritten_since_are_left_alone_when_items_are_marked() -> None:
+    plain = parts_of(20, kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0, eps=0.0)
+    ensemble = seeded(*plain, *parts_of(20), sample_from_all=True, batch_size=800)
+    sample, info = ensemble.sample(return_info=True)
+    plain[0].update_priority(range(20), 9.0)
+    plain[0].extend(steps(0, 5, start=100))
+    plain[0].update_priority(range(20), 2.0)
+    ensemble.mark_update(info["index"], generation=info["_generation"])
+    assert plain[0].sampler.weights.tolist() == [2.0] * 5 + [9.0] * 15
+    plain[0].update_priority(range(20), 2.0)
+    ensemble.update_tensordict_priority(sample)  # it has no priorities
+    assert plain[0].sampler.weights.tolist() == [2.0] * 5 + [9.0] * 15
+
+
 def test_each_buffer_has_its_own_priority_key() -> None:
     keyed = prioritized(5, priority_key="mine")
     plain = parts_of(5, kind=PrioritizedReplayBuffer, alpha=1.0, beta=1.0, eps=0.0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from reference.write_log import SlotLog
 
 Found = tuple[int, int, int]
@@ -52,3 +55,13 @@ def n_windows(steps: int, slice_len: int, left: int, right: int) -> list[tuple[i
         inside = [k for k in range(begin, begin + slice_len) if 0 <= k < steps]
         windows.append((inside[0], len(inside)))
     return windows
+
+
+def changes_in_place(
+    values: npt.NDArray[np.int64], start: int, count: int, *, goes_on: bool
+) -> npt.NDArray[np.bool_]:
+    """Whether the row before ``start``, and each of ``count`` rows from it on, differs from the next one."""
+    rows = (start - 1 + np.arange(count + 2)) % len(values)
+    found: npt.NDArray[np.bool_] = values[rows[:-1]] != values[rows[1:]]
+    found[-1] &= goes_on
+    return found

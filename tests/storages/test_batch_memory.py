@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
+import pickle
 import random
 import weakref
 from collections.abc import Callable
@@ -150,3 +152,18 @@ def test_batches_of_a_buffer_that_are_kept_are_never_written_over() -> None:
         del batch
     assert len(places) <= len(kept) + 2
     assert all(bool((pixels == first.view(-1, 1)).all()) for pixels, first in zip(kept, firsts, strict=True))
+
+
+def test_a_copy_and_a_pickle_have_no_memory_of_it() -> None:
+    memory = BatchMemory()
+    tensor = made(memory)
+    assert pickle.loads(pickle.dumps(memory)).nbytes == copy.deepcopy(memory).nbytes == 0
+    assert memory.nbytes >= tensor.nbytes
+
+
+def test_tensors_of_any_size_and_dtype_are_made() -> None:
+    memory = BatchMemory()
+    for shape, dtype in (((0, 3), torch.float32), ((2, 3), torch.bool), ((1 << 18,), torch.bfloat16)):
+        tensor = memory.any_size(shape, dtype)
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+    assert memory.nbytes == 0

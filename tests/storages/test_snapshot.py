@@ -23,8 +23,10 @@ from replaybank.storages.snapshot import StorageSnapshot
     ],
     ids=["tensor", "memmap", "list", "unbounded", "compressed"],
 )
-@pytest.mark.parametrize("count", [0, 3, 6])
-def test_a_storage_put_back_is_as_it_was_and_goes_on(make: Callable[[], Any], count: int) -> None:
+@pytest.mark.parametrize(("count", "emptied"), [(0, False), (3, False), (6, False), (3, True)])
+def test_a_storage_put_back_is_as_it_was_and_goes_on(
+    make: Callable[[], Any], count: int, emptied: bool
+) -> None:
     storage, twin = make(), make()
 
     def write(target: Any, values: range) -> None:
@@ -34,6 +36,8 @@ def test_a_storage_put_back_is_as_it_was_and_goes_on(make: Callable[[], Any], co
 
     for target in (storage, twin):
         write(target, range(count))
+        if emptied:
+            target.empty()
     mark = storage.log.mark()
     snapshot = StorageSnapshot(storage)
     write(storage, range(50, 53))

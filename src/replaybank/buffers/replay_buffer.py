@@ -17,6 +17,7 @@ from replaybank.buffers.parts import batch_size_of, draw_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
+from replaybank.storages._tensordict import leaf_of
 
 if TYPE_CHECKING:
     from replaybank.checkpoint import StrPath
@@ -273,7 +274,7 @@ class ReplayBuffer(ComposedBuffer):
                 if is_tensor_collection(items):
                     for key, value in info.items():
                         if type(value) is FromItems:
-                            info[key] = value.of(items.get(value.key))
+                            info[key] = value.of(leaf_of(items, value.key))
                 else:
                     completed(storage, info, index)
             data = self._assemble(items, info_in_sample, collate_fn)

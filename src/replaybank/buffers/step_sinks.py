@@ -14,6 +14,7 @@ from torch import Tensor
 
 from replaybank.buffers.lanes import Lanes, Steps
 from replaybank.buffers.replay_buffer import ReplayBuffer
+from replaybank.storages._tensordict import build
 from replaybank.storages.layout import Key
 from replaybank.storages.list import ListStorage
 
@@ -84,7 +85,13 @@ class Target:
             for part in key[:-1]:
                 inner = inner.setdefault(part, {})
             inner[key[-1]] = leaf.clone() if self._keeps else leaf
-        return TensorDict(tree, batch)
+        return _built(tree, torch.Size(batch))
+
+
+def _built(tree: dict[str, Any], batch: torch.Size) -> TensorDict:
+    """A TensorDict of leaves that are known to fit: checking them would take longer than writing them."""
+    source = {name: _built(part, batch) if isinstance(part, dict) else part for name, part in tree.items()}
+    return build(source, batch, None)
 
 
 class ColumnSink:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from replaybank import _native
 from replaybank.checkpoint import Stateful
 from replaybank.trajectories.signals import Key, StepSource
 
@@ -48,7 +49,16 @@ class FromItems(NamedTuple):
                     'or have them elsewhere, as truncated_key=("slice", "truncated").'
                 )
             value = value.reshape(-1, 1)
-        return value if self.also is None else value | self.also
+        also = self.also
+        if also is None:
+            return value
+        if not (value.is_cpu and also.is_cpu and value.is_contiguous() and also.is_contiguous()):
+            return value | also
+        if value.shape != also.shape:
+            return value | also
+        out = torch.empty_like(also)  # torch's own takes twice as long for a batch
+        _native.slice_either(value.data_ptr(), also.data_ptr(), out.numel(), out.data_ptr())
+        return out
 
 
 class SampledStorage(StepSource, Protocol):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from replaybank import _native
 from replaybank.storages.write_log import WriteLog
 
 
@@ -33,3 +36,25 @@ def overwritten(log: WriteLog, rows: Tensor, stamps: Tensor) -> Tensor:
         offset += (count - 1 - offset).clamp(min=0) // log.rows * log.rows
         found |= (offset < count) & (number + offset >= stamps)
     return found
+
+
+def stale_items(log: WriteLog, width: int, items: Tensor, generation: Any) -> Tensor | None:
+    """Which items have been overwritten since they were stamped; None if the log has not moved since. O(B).
+
+    Args:
+        log: of the storage.
+        width: items a row.
+        items: int64 ``[B]``, on any device.
+        generation: stamps ``[B]``.
+
+    Raises:
+        RuntimeError: there is not one stamp an item.
+    """
+    stamps = torch.as_tensor(generation)
+    if stamps.dtype is not torch.int64 or not stamps.is_cpu or not stamps.is_contiguous():
+        stamps = stamps.to("cpu", torch.int64).contiguous()
+    if stamps.numel() != items.numel():
+        raise RuntimeError(f"{stamps.numel()} generations for {items.numel()} items: give one for each.")
+    if _native.all_are(stamps.data_ptr(), stamps.numel(), log.total):
+        return None
+    return overwritten(log, items.cpu() // width, stamps.reshape(-1))

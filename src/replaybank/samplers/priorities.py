@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank import _native
 from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import SampledStorage
-from replaybank.samplers.generations import overwritten
+from replaybank.samplers.generations import stale_items
 from replaybank.samplers.item_index import item_numbers, shape_of_index, values_of
+from replaybank.samplers.priority_state import checked_state
+from replaybank.samplers.uniforms import Uniforms
 from replaybank.storages.write_log import WriteLog
 from replaybank.weights.sum_tree import SumTree
 
@@ -79,7 +80,7 @@ class PriorityTable:
         self._forget_storage()
         self.number[EPOCH] = _UNSEEN
         self.real[LARGEST] = -1.0
-        self._uniforms = torch.empty(0, dtype=torch.float64)
+        self._uniforms = Uniforms()
         self._given: list[Any] = [0.0, 0.0]
         self.set_exponent(ALPHA, alpha)
         self.set_exponent(BETA, beta)
@@ -428,7 +429,9 @@ class PriorityTable:
 
     def _set(self, items: Tensor, values: Tensor, generation: Any, eps: float, alpha: float) -> float:
         limit = self._limit()
-        stale = None if generation is None else self._stale(items, generation)
+        stale = None
+        if generation is not None and self._log is not None:
+            stale = stale_items(self._log, self._width, items, generation)
         try:
             return self.tree.update_powers(
                 items, values, eps=eps, alpha=alpha, skip=True, stale=stale, limit=limit
@@ -466,7 +469,7 @@ class PriorityTable:
         else:
             self.catch_up()
         items = item_numbers(index, storage, self._limit(), perhaps_gone=perhaps_gone)
-        return items if self.tree.device.type == "cpu" else items.to(self.tree.device)
+        return items if self.tree.native else items.to(self.tree.device)
 
     def weights(self) -> Tensor:
         """A copy of the weights of all stored items, in item order. O(N)."""
@@ -489,36 +492,11 @@ class PriorityTable:
 
     def uniforms(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Float64 ``[count]`` in ``[0, 1)``, to be used before the next call."""
-        if generator is None and self.tree.native:
-            if self._uniforms.numel() != count:
-                self._uniforms = torch.empty(count, dtype=torch.float64)
-            return self._uniforms.uniform_()
-        device = self.tree.device if generator is None else generator.device
-        if device.type != "cpu" or self.tree.device.type != "cpu":
-            drawn = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
-            return drawn.to(self.tree.device)
-        uniforms = self._uniforms
-        if uniforms.numel() != count:
-            uniforms = self._uniforms = torch.empty(count, dtype=torch.float64)
-        return uniforms.uniform_(generator=generator)
+        return self._uniforms.draw(count, generator, self.tree.device)
 
     def stamp(self) -> int:
         """What tells items that are there now from later ones in their slots: the rows written so far."""
         return self.number[TOTAL]
-
-    def _stale(self, items: Tensor, generation: Any) -> Tensor | None:
-        """Which items have been overwritten since they were stamped; None: none."""
-        log = self._log
-        if log is None:
-            return None
-        stamps = torch.as_tensor(generation)
-        if stamps.dtype is not torch.int64 or not stamps.is_cpu or not stamps.is_contiguous():
-            stamps = stamps.to("cpu", torch.int64).contiguous()
-        if stamps.numel() != items.numel():
-            raise RuntimeError(f"{stamps.numel()} generations for {items.numel()} items: give one for each.")
-        if _native.all_are(stamps.data_ptr(), stamps.numel(), log.total):
-            return None
-        return overwritten(log, items.cpu() // self._width, stamps.reshape(-1))
 
     # ---- state
 
@@ -556,17 +534,7 @@ class PriorityTable:
         Raises:
             ValueError: the state is damaged; nothing has been changed.
         """
-        weights, total = state_dict["weights"], state_dict["total"]
-        reals = [float(state_dict[name]) for name in ("alpha", "beta", "eps")]
-        largest = float(state_dict["largest"])
-        good = isinstance(weights, Tensor) and weights.dim() == 1 and weights.is_floating_point()
-        good = good and all(math.isfinite(value) and value >= 0 for value in reals)
-        good = good and math.isfinite(largest) and (largest >= 0 or largest == -1.0)
-        if not good or not (total is None or (type(total) is int and 0 <= total < 1 << 62)):
-            raise ValueError(
-                f"The state is that of no priorities: exponents and eps {reals}, largest priority {largest}, "
-                f"{total} rows seen. Load one that state_dict gave. Nothing has been changed."
-            )
+        weights, total = checked_state(state_dict)
         self.tree.grow(weights.numel())
         self.tree.set_leaves(weights)
         self._forget_storage()
@@ -591,4 +559,4 @@ class PriorityTable:
         vars(self).update(state)
         self._view()
         self._log = self._unshaped = None
-        self._uniforms = torch.empty(0, dtype=torch.float64)
+        self._uniforms = Uniforms()

@@ -30,14 +30,21 @@ _LINE = 64
 _SWEEP = 64  # tensors made between two looks for memory that nobody needs any more
 _MOST_BLOCKS = 256  # beyond these somebody collects batches, and looking for a free one takes too long
 
-_UNUSED = 2  # references to a block that only its list and the argument of ``getrefcount`` hold
-
 
 @dataclass(slots=True)
 class _Block:
     owner: npt.NDArray[np.uint8]
     start: int
     last: int
+
+
+def _references_of_nobody() -> int:
+    """What ``getrefcount(block.owner)`` says of one that nobody else holds: it differs between Pythons."""
+    block = _Block(np.empty(0, dtype=np.uint8), 0, 0)
+    return sys.getrefcount(block.owner)
+
+
+_UNUSED = _references_of_nobody()
 
 
 class BatchMemory:
@@ -50,7 +57,8 @@ class BatchMemory:
 
     A tensor has its own storage of exactly its size, on the CPU, which cannot be resized.
 
-    Not thread-safe: the buffer's lock guards it. Tensors may be dropped in any thread.
+    Pickled and copied, it is a new one without memory. Not thread-safe: the buffer's lock guards it. Tensors
+    may be dropped in any thread.
 
     Example:
         >>> memory = BatchMemory()
@@ -81,6 +89,15 @@ class BatchMemory:
         view = block.owner[block.start : block.start + bytes_].view(kind).reshape(shape)
         return torch.from_numpy(view)
 
+    def any_size(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The same, or a new tensor if it is none of those made here."""
+        if recyclable(dtype, torch.Size(shape).numel() * dtype.itemsize):
+            return self.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchMemory, ()
+
     @property
     def nbytes(self) -> int:
         """Memory kept, of tensors that are in use and of others."""
@@ -101,7 +118,7 @@ class BatchMemory:
         owner = np.empty(size + align, dtype=np.uint8)
         start = -owner.ctypes.data % align
         if align == _PAGE:
-            _native.ask_large_pages(owner.ctypes.data + start, -(-size // _PAGE) * _PAGE)
+            _native.ask_large_pages(owner.ctypes.data + start, size)
         block = _Block(owner, start, now)
         if len(blocks) < _MOST_BLOCKS:
             blocks.append(block)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from replaybank.storages.arena import Arena
+from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.blocks import BLOCK_PAYLOAD, ByteBlocks
-from replaybank.storages.forms import BatchForms, ask_large_pages
+from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import EncodedFrames, frames_of
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.structure import show
@@ -31,6 +32,7 @@ class _Column:
         self.leaf = leaf
         self.frames = frames
         self.strings = strings
+        self.memory = BatchMemory()
         self.places = places  # int32 [items, 2]: number of the string, and its size; 0 where there is none
 
     def encode(self, images: Tensor) -> list[bytes]:
@@ -52,8 +54,7 @@ class _Column:
     def read(self, items: Tensor) -> Tensor:
         """Images ``[*items, *shape]`` of items that are there."""
         places = self.places[items.reshape(-1)].tolist()
-        out = torch.empty((len(places), *self.leaf.shape), dtype=torch.uint8)
-        ask_large_pages(out)
+        out = self.memory.any_size((len(places), *self.leaf.shape), torch.uint8)
         self.frames.decode_all(lambda k: self.strings.read(*places[k]), out)
         return out.view(*items.shape, *self.leaf.shape)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from replaybank import _native
 from replaybank.storages.arena import Arena
-from replaybank.storages.forms import BatchForms, ask_large_pages
+from replaybank.storages.batch_memory import BatchMemory
+from replaybank.storages.forms import BatchForms
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
 from replaybank.storages.table import PLAN_BYTES, LeafTable, checked, out_of_range, whole
@@ -91,6 +92,7 @@ class NextTable:
         self._slot_bytes = sum(layout.leaves[number].bytes for number, _ in self._links)
         self._width = main.items // main.dims[0]
         self._forms = BatchForms(layout.leaves, main.device, native=True)
+        self._memory = BatchMemory()
         words = state[_HEADER_BYTES:].view(torch.int32)
         self._header = state[:16].view(torch.int64)
         self._counts = memoryview(self._header.numpy())  # type: ignore[arg-type]
@@ -183,9 +185,10 @@ class NextTable:
         return self._with_next(stored, torch.arange(start, start + count), self.items)
 
     def _with_next(self, stored: list[Tensor], index: Tensor, valid: int) -> list[Tensor]:
-        made = [torch.empty_like(stored[number]) for number in self._sources]
-        for leaf in made:
-            ask_large_pages(leaf)
+        made = [
+            self._memory.any_size(tuple(stored[number].shape), stored[number].dtype)
+            for number in self._sources
+        ]
         count = index.numel()
         threads = self._main.threads(count)
         bad = _native.next_gather(

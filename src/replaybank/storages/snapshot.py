@@ -22,10 +22,10 @@ class StorageSnapshot:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._stored: Mapping[str, Any] | None = None
-        if storage.initialized and not isinstance(storage, ListStorage):
+        if storage.initialized and storage.log.length and not isinstance(storage, ListStorage):
             self._stored = storage.state_dict()
         else:
-            # No memory that loading would write into: it would make its own, and put it in place of this.
+            # There is nothing in memory that loading would write into, or it puts another list in its place.
             self._attributes = {
                 name: list(value) if type(value) is list else value for name, value in vars(storage).items()
             }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from replaybank import _native
-from replaybank.weights import walk
-from replaybank.weights.walk import FAN, Level
+from replaybank.weights import verdicts, walk
+from replaybank.weights.walk import FAN, Draw, Level
 
 _LARGE = 1 << 21
 """Bytes from which on large pages are asked for: random leaves of a larger tree miss the TLB each time."""
@@ -19,22 +19,6 @@ _LARGE = 1 << 21
 _FLOATS = (torch.float32, torch.float64)
 
 _empty_like = torch.empty_like  # of a tensor that is there it costs half of what ``torch.empty`` does
-
-_GOOD, _BAD_INDEX, _BAD_WEIGHT, _OVERFLOW = range(4)  # Verdict::Kind in csrc/sum_tree.hpp
-
-
-class Draw(NamedTuple):
-    """What was drawn.
-
-    Args:
-        items: int64 ``[B]``.
-        importance: ``[B]``, in the tree's dtype: (weight / smallest positive weight)^-beta.
-        stamps: int64 ``[B]``, all the same.
-    """
-
-    items: Tensor
-    importance: Tensor
-    stamps: Tensor
 
 
 class SumTree:
@@ -309,17 +293,20 @@ class SumTree:
             ValueError: a value is negative, NaN or infinite, or its weight exceeds the dtype; nothing has
                 been changed.
         """
-        # Each of these costs as much as a small update.
-        if index.dtype is not torch.int64 or index.device != self.device or not index.is_contiguous():
+        # Each of these costs as much as a small update, and comparing devices three times as much as is_cpu.
+        native = self.native
+        here = index.is_cpu if native else index.device == self.device
+        if not here or index.dtype is not torch.int64 or not index.is_contiguous():
             index = index.to(self.device, torch.int64).contiguous()
-        if value.dtype not in _FLOATS or value.device != self.device or not value.is_contiguous():
+        here = value.is_cpu if native else value.device == self.device
+        if not here or value.dtype not in _FLOATS or not value.is_contiguous():
             value = value.detach().to(self.device, value.dtype if value.dtype in _FLOATS else torch.float64)
             value = value.contiguous()
         count, n_values = index.numel(), value.numel()
         if n_values != 1 and n_values != count:
             raise RuntimeError(f"{n_values} values {list(value.shape)} for {count} items.")
         limit = self.capacity if limit is None else limit
-        if not self.native:
+        if not native:
             index, value = index.reshape(-1), value.detach().reshape(-1).expand(count)
             return self._update_by_torch(index, value, eps, alpha, skip, stale, limit)
         kind, position, largest = _native.tree_update(
@@ -335,8 +322,8 @@ class SumTree:
             skip,
             0 if stale is None else stale.data_ptr(),
         )
-        if kind != _GOOD:
-            raise self._refusal(kind, position, index, value, alpha, limit)
+        if kind != verdicts.GOOD:
+            raise verdicts.refusal(kind, position, index, value, alpha, limit, self.dtype)
         return largest
 
     def _update_by_torch(
@@ -349,19 +336,13 @@ class SumTree:
         stale: Tensor | None,
         limit: int,
     ) -> float:
+        weight = (value.double() + eps).pow(alpha)
         kept = torch.ones_like(index, dtype=torch.bool)
         if skip:
             kept &= index != -1
-        weight = (value.double() + eps).pow(alpha)
-        finite = weight.to(self.dtype) < torch.inf
-        wrong = (
-            (_BAD_INDEX, kept & ((index < 0) | (index >= limit))),
-            (_BAD_WEIGHT, kept & ~((value >= 0) & (value < torch.inf))),
-            (_OVERFLOW, kept & ~finite),
-        )
-        for kind, where in wrong:
-            if bool(where.any()):
-                raise self._refusal(kind, int(where.nonzero()[0]), index, value, alpha, limit)
+        found = verdicts.first_wrong(index, value, weight.to(self.dtype), kept, limit)
+        if found is not None:
+            raise verdicts.refusal(*found, index, value, alpha, limit, self.dtype)
         if stale is not None:
             kept &= ~stale.to(self.device)
         if not bool(kept.any()):
@@ -369,26 +350,6 @@ class SumTree:
         changed = walk.put(self._blocks, index[kept], weight[kept].to(self.dtype))
         walk.refresh(self._blocks, self._levels, changed)
         return float(value[kept].max())
-
-    def _refusal(
-        self, kind: int, position: int, index: Tensor, value: Tensor, alpha: float, limit: int
-    ) -> Exception:
-        item = int(index.reshape(-1)[position])
-        if kind == _BAD_INDEX:
-            return IndexError(
-                f"Index {item} (position {position}) is out of range: there are {limit} items. "
-                "Nothing has been changed."
-            )
-        given = float(value.reshape(-1)[position if value.numel() > 1 else 0])
-        if kind == _BAD_WEIGHT:
-            return ValueError(
-                f"{given} (position {position}, for item {item}) is no weight or priority: give finite "
-                "numbers >= 0. Nothing has been changed."
-            )
-        return ValueError(
-            f"{given} (position {position}, for item {item}) to the power of {alpha} is too large for "
-            f"{self.dtype}. Nothing has been changed."
-        )
 
     def fill(self, start: int, count: int, weight: float) -> None:
         """Give items ``start, ..., start + count - 1`` one weight. O(count / 16 + log N).

@@ -25,6 +25,20 @@ class Level(NamedTuple):
     maxima: Tensor
 
 
+class Draw(NamedTuple):
+    """What was drawn.
+
+    Args:
+        items: int64 ``[B]``.
+        importance: ``[B]``, in the tree's dtype: (weight / smallest positive weight)^-beta.
+        stamps: int64 ``[B]``, all the same.
+    """
+
+    items: Tensor
+    importance: Tensor
+    stamps: Tensor
+
+
 def scan(values: Tensor) -> Tensor:
     """Sums of 16 numbers up to each, float64 ``[..., 16]``, in the order of ``csrc/sum_tree_simd.hpp``."""
     halves = values.double().unflatten(-1, (2, 8))

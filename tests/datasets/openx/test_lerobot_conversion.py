@@ -158,3 +158,16 @@ def test_the_real_g1_files_become_a_dataset(tmp_path: Path) -> None:
     assert set(batch["task"]) == {"Pick up the yellow bottle on the table."}
     manifest = json.loads((tmp_path / "g1/manifest.json").read_text())
     assert manifest["origin"]["kind"] == "LeRobotSource"
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_stream_has_every_frame_in_its_place(threads: int, tmp_path: Path) -> None:
+    path = write_lerobot(tmp_path / "set", "v3.0", LENGTHS, CODECS["h264 long"], video_files=(0, 0, 1))
+    stream = OpenXExperienceReplay("set", source=path, num_workers=threads)
+    found = {int(episode["episode"][0]): shown(episode[TOP]) for episode in stream}
+    firsts = np.cumsum([0, *LENGTHS]).tolist()
+    assert found == {n: list(range(firsts[n], firsts[n + 1])) for n in range(len(LENGTHS))}
+    (path / "videos" / CAMERA / "chunk-000/file-001.mp4").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 of 3 episodes .* \(numbers 2\)"):
+        OpenXExperienceReplay("set", source=path)
+    assert len(list(OpenXExperienceReplay("set", source=path, allow_missing=True))) == 2

@@ -163,6 +163,36 @@ def test_a_shard_whose_conversion_was_interrupted_is_not_fetched_again(
     assert read_manifest(tmp_path / "out").episodes == 4
 
 
+@pytest.mark.parametrize("origin", ["rlds", "hub", None])
+def test_a_dataset_is_streamed_by_its_name_though_the_network_breaks(
+    server: WebServer, tmp_path: Path, origin: str | None
+) -> None:
+    convert(origin or "rlds", tmp_path / NAME, dataset_id=NAME)
+    whole = stored(tmp_path, streaming=False)
+    expected = [whole.episode(number)["action"] for number in range(whole.num_episodes)]
+    server.faults.drop, server.faults.drop_after = 3, 700
+    server.faults.end_early = server.faults.busy = 2
+    server.faults.delay = 0.001
+    streamed = OpenXExperienceReplay(NAME, source=origin)
+    for _ in range(2):
+        given = sorted((batch["action"].tolist() for batch in streamed), key=repr)
+        assert given == sorted((action.tolist() for action in expected), key=repr)
+    assert not list(tmp_path.glob("*.download"))
+
+
+def test_a_stream_whose_server_goes_away_names_the_url_and_goes_on_when_it_is_back(server: WebServer) -> None:
+    streamed = OpenXExperienceReplay(NAME, 1, shuffle=False, prefetch=0, num_workers=0)
+    server.faults.stuck = "00001-of-00002"
+    given = [int(streamed.sample()["episode"]) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"http://127.0.0.1:\d+/robotics/.*-00001-of-00002"):
+            streamed.sample()
+    server.faults.stuck = None
+    given += [int(streamed.sample()["episode"]) for _ in range(2)]
+    assert given == [0, 1, 2, 3]
+    streamed.close()
+
+
 def test_urls_of_datasets_are_read_where_they_are(server: WebServer) -> None:
     rlds = open_source(f"{server.url}/robotics/{NAME}/0.1.0")
     assert isinstance(rlds, RLDSSource)

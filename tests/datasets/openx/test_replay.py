@@ -237,8 +237,9 @@ def test_nothing_can_be_written_to_it(root: Path) -> None:
         ({"slice_len": 3, "shuffle": False}, RuntimeError, "replacement=False"),
         ({"shuffle": False}, RuntimeError, "replacement=False"),
         ({"download": "again"}, ValueError, "'again'"),
-        ({"streaming": None}, NotImplementedError, "streaming=False"),
-        ({"split_trajs": True}, NotImplementedError, "split_trajectories"),
+        ({"streaming": None}, ValueError, "no Open X-Embodiment dataset 'arm'"),
+        ({"split_trajs": True, "slice_len": 3}, ValueError, "leave num_slices and slice_len out"),
+        ({"images": "jpeg"}, ValueError, "images must be 'raw' or 'encoded', got 'jpeg'"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(

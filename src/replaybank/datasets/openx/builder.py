@@ -48,7 +48,7 @@ def plan(
     name: str, split: str, origin: Mapping[str, Any], leaves: Mapping[Key, Leaf], *, encoded: bool = False
 ) -> Manifest:
     """A conversion as a manifest with nothing done yet; ``encoded``: images are kept as JPEG or PNG bytes."""
-    specs = {leaf.key: LeafSpec(leaf.key, _torch_dtype(leaf), leaf.shape) for leaf in leaves.values()}
+    specs = {leaf.key: LeafSpec(leaf.key, torch_dtype(leaf), leaf.shape) for leaf in leaves.values()}
     kept = tuple(specs.pop(leaf.key) for leaf in leaves.values() if encoded and leaf.kind == "image")
     return Manifest(
         name=name,
@@ -61,7 +61,7 @@ def plan(
     )
 
 
-def _torch_dtype(leaf: Leaf) -> torch.dtype:
+def torch_dtype(leaf: Leaf) -> torch.dtype:
     """Dtype a leaf is stored in; text as the number of its string."""
     if leaf.dtype is None:
         return torch.int32

@@ -13,11 +13,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from replaybank.datasets.openx.builder import Begun, DatasetBuilder, Mark
 from replaybank.datasets.openx.frames import FRAME_CHUNK_BYTES
-from replaybank.datasets.openx.sources.base import Episode
+from replaybank.datasets.openx.sources.base import Episode, held_bytes
 from replaybank.datasets.openx.ted import TedEpisode
 from replaybank.errors import DataFormatError
 
@@ -54,12 +52,6 @@ def threads_for(num_workers: int | None, max_memory: int) -> int:
     else:
         wanted = os.cpu_count() or 1
     return max(1, min(wanted, max_memory // (2 * _CHUNKS_A_THREAD * FRAME_CHUNK_BYTES)))
-
-
-def held_bytes(episode: Episode) -> int:
-    """Bytes of memory that an episode takes as long as it is held. O(fields)."""
-    arrays = (column.nbytes for column in episode.steps.values() if isinstance(column, np.ndarray))
-    return episode.record_bytes + sum(arrays)
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import Sampler
@@ -46,6 +47,11 @@ class Slicing:
             return steps // self.slice_len, self.slice_len
         number = self.num_slices or 1
         return number, steps // number
+
+
+def is_path(source: Any) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether a source is named, and not one itself."""
+    return isinstance(source, (str, os.PathLike))
 
 
 def streams(streaming: bool | None, download: bool | str | None) -> bool:

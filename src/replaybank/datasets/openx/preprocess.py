@@ -276,15 +276,16 @@ def changed_episode(folder: Path, fn: Change, number: int) -> dict[Key, Any] | N
 def _columns(changed: Any, where: str) -> dict[Key, Any]:
     columns: dict[Key, Any] = {}
     for path in changed.keys(True, True, is_leaf=_is_leaf):
-        key: Key = (path,) if isinstance(path, str) else path
-        if key[0] in _IMPLIED or (key[0] == "next" and (len(key) > 1 and key[1] in _IMPLIED_NEXT)):
+        key: Key = tuple([path] if isinstance(path, str) else path)
+        top = key[0]
+        if top in _IMPLIED or (top == "next" and len(key) > 1 and key[1] in _IMPLIED_NEXT):
             continue
         value = changed.get(path)
         if key == ("next", "terminated"):
             columns[("is_terminal",)] = value.reshape(len(changed), -1).any(1).numpy()
         elif key == ("next", "reward"):
             columns[("reward",)] = value.detach().cpu().numpy()
-        elif key[0] == "next":
+        elif top == "next":
             raise DataFormatError(
                 f"{where}: fn gives {key!r}; under 'next' only 'reward' and 'terminated' are stored, the "
                 "observation follows from the next step"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,95 +11,135 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
+from replaybank.buffers.parts import batch_size_of
+from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.datasets.openx.catalog import AvailableDatasets
-from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.files import MANIFEST, is_converted
+from replaybank.datasets.openx.cut import join
+from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.folder import discard
-from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
+from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
+from replaybank.datasets.openx.places import stored_at, streamed_from
 from replaybank.datasets.openx.preprocess import Change, preprocess
-from replaybank.datasets.openx.sources.open import is_origin
-from replaybank.datasets.openx.sources.origins import is_repository
+from replaybank.datasets.openx.rows import TrajectoryRows
+from replaybank.datasets.openx.sharding import rank_share
+from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
-from replaybank.datasets.openx.stored import sampler_for, trajectories
+from replaybank.datasets.openx.stored import order, sampler_for, trajectories
+from replaybank.datasets.openx.streamed import (
+    BUFFER_BYTES,
+    StreamedStorage,
+    StreamSampler,
+    packed_generator,
+    refusal,
+    refuse_parts,
+    seed_of,
+    stream_sampler,
+    unpacked_generator,
+)
 from replaybank.samplers.base import Sampler
+from replaybank.storages.base import Storage
 from replaybank.storages.layout import Key
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
-
-
-def default_root() -> Path:
-    """Where converted datasets are kept: ``replaybank/openx`` in the user's cache directory."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "replaybank" / "openx"
 
 
 def _identity(batch: Any) -> Any:
     return batch
 
 
-class OpenXExperienceReplay(TensorDictReplayBuffer):
-    """Episodes of an Open X-Embodiment dataset, converted once, memory-mapped, sampled as slices or steps.
+class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
+    """Episodes of an Open X-Embodiment dataset, streamed, or stored memory-mapped, as slices or steps.
 
     The steps are in TED layout: ``observation``, ``action``, texts and ``episode``, ``step``, ``is_init`` at
     the root; ``observation``, ``reward``, ``done``, ``terminated``, ``truncated``, ``valid`` under
     ``"next"``.
     Images are uint8 ``[C, H, W]``. ``valid`` is False where there is no next observation (it is zero there).
 
-    Sampling is safe from any number of threads. Pickles as paths, not data.
+    **Stored** (``streaming=False``), it is converted once, and is a buffer that cannot be written to.
+
+    **Streamed**, the default, it gives the same batches from episodes as they arrive, each episode once an
+    epoch, over all ranks and workers of a ``DataLoader`` together: it is an ``IterableDataset`` then
+    (``DataLoader(dataset, batch_size=None, collate_fn=lambda batch: batch)``). Every ``for`` is about another
+    epoch; :meth:`sample` goes through epochs of its own. Reading and decoding run ahead in threads. A state
+    says where the last ``for`` and :meth:`sample` stand, and the first of each goes on from there after
+    :meth:`load_state_dict`. There is no length, no index, and nothing to write to.
+
+    Sampling is safe from any number of threads, each iterator from one at a time. Pickles as paths, not data.
 
     Args:
         dataset_id: name of the dataset, or the hub's repository of a LeRobot dataset (``"user/name"``); with
             ``source`` a path, any name to keep it under.
         batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
             gives each trajectory once: whole, ``num_slices`` at a time, or a random slice of ``slice_len``.
-        shuffle: draw in random order. ``False`` with slices or a batch size needs
+            Streamed without slices, a batch is so many consecutive steps of one episode.
+        shuffle: draw in random order. Stored, ``False`` with slices or a batch size needs
             ``replacement=False``.
         num_slices: number of slices in a batch; excludes ``slice_len``.
         slice_len: steps in a slice; excludes ``num_slices``.
-        pad: only for streaming.
-        replacement: draw with replacement, the default here. ``False``: each trajectory (with slices) or each
-            step once a pass, and a ``for`` over the dataset is the rest of the pass.
-        streaming: must be ``False`` in this version, which converts and stores.
+        pad: only streamed: fill trajectories shorter than a slice with this number (True: 0), bools with
+            False and texts with ``""``. A bool ``"mask"`` is True at the real steps. The steps filled in keep
+            the number of the episode, have ``step`` -1, and are never done.
+        replacement: stored: draw with replacement, the default there. ``False``: each trajectory (with
+            slices) or each step once a pass, and a ``for`` over the dataset is the rest of the pass.
+        streaming: stream. ``None``: if ``download`` is None as well.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
         download: ``True`` fetches and converts what is not in ``root`` yet, from ``source`` or where the
             catalog says that ``dataset_id`` is published; what was interrupted goes on. ``"force"`` does that
             again, over what is there. Raw shards are kept beside the result, in ``<dataset_id>.download``,
             only until they were read. A local ``source`` needs no download; with ``"force"`` it
             is converted again, over what is there.
-        sampler: replaces the sampler that the arguments above would give.
-        writer: replaces the :class:`ImmutableDatasetWriter`.
+        sampler: stored: replaces the sampler that the arguments above would give.
+        writer: stored: replaces the :class:`ImmutableDatasetWriter`.
         collate_fn: applied to each batch before the transforms; identity by default.
         pin_memory: as for :class:`ReplayBuffer`.
-        prefetch: as for :class:`ReplayBuffer`.
+        prefetch: stored as for :class:`ReplayBuffer`; streamed, batches to read and decode ahead, 1 by
+            default.
         transform: applied to each batch.
-        split_trajs: not in this version.
-        strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: path or URL of an RLDS, LeRobot or converted dataset or of the hub's tar shards, or
-            ``"rlds"``, ``"hub"`` or ``"lerobot"``, where ``dataset_id`` is published in that form; ``None``:
-            what is in ``root``, else, to download it, where the catalog says.
+        split_trajs: stored: an item is a whole trajectory, a padded row ``[T_max]`` with a ``"mask"``, made
+            when it is read; a batch is ``[B, T_max]``.
+        strict_length: with slices, leave out trajectories shorter than a slice (stored), or raise (streamed);
+            ``False`` gives those whole.
+        source: path or URL of an RLDS or LeRobot dataset, of the hub's tar shards or (stored) of a converted
+            dataset, or ``"rlds"``, ``"hub"`` or ``"lerobot"``, where ``dataset_id`` is published in that
+            form, or an episode source; ``None``: what is in ``root``, else, to stream or to download it,
+            where the catalog says.
         split: split to read.
+        images: what a conversion keeps of frames: ``"raw"`` pixels, or ``"encoded"``, ten to twenty times
+            smaller and decoded when sampled.
+        image_keys: cameras to read, by path or name; all by default.
+        num_workers: threads that decode, of a conversion or of a stream (0: the caller itself).
         allow_missing: of a ``source`` that lacks files which it declares, take what is there.
-        generator: source of all random draws; ``None``: torch's global one.
+        generator: source of all random draws; ``None``: torch's global one. A stream draws its seed from it.
+        rank: number of this reader among ``world_size``; streamed only.
+        world_size: readers that share the episodes of a stream; both by default those of
+            ``torch.distributed`` where it is initialised. The division does not depend on the seed.
+        buffer_bytes: encoded episodes, in bytes, from which a stream draws; more of them shuffle better. They
+            are read before the first batch comes, and again after :meth:`load_state_dict`.
 
     Raises:
         ValueError, RuntimeError: arguments that exclude each other; both are named.
         FileNotFoundError: there is no such dataset on disk.
-        NotImplementedError: streaming, downloading or padded trajectories were asked for.
+        DataFormatError: there are no episodes, or a file is not what it should be.
 
     Example:
         >>> import tempfile
         >>> from replaybank.demo.arm import write_arm_dataset
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = write_arm_dataset(folder.name + "/arm", episodes=3)
-        >>> dataset = OpenXExperienceReplay(
+        >>> dataset = OpenXExperienceReplay("arm", 32, slice_len=8, source=path)
+        >>> [batch["observation", "image"].shape for batch in dataset]
+        [torch.Size([24, 3, 64, 64])]
+        >>> dataset.sample()["action"].shape
+        torch.Size([32, 2])
+        >>> dataset.close()
+        >>> stored = OpenXExperienceReplay(
         ...     "arm", 32, slice_len=8, streaming=False, source=path, root=folder.name + "/converted"
         ... )
-        >>> batch = dataset.sample()
-        >>> batch["observation", "image"].shape
-        torch.Size([32, 3, 64, 64])
+        >>> batch = stored.sample()
         >>> isinstance(batch["language_instruction"][0], str)
         True
         >>> folder.cleanup()
@@ -106,6 +147,15 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
 
     available_datasets = AvailableDatasets()
     """Ids of the Open X-Embodiment datasets; ``replaybank list`` says more of them."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> OpenXExperienceReplay:
+        """A stream is of a class of its own, so that a ``DataLoader`` iterates over it.
+
+        Unpickling comes without arguments, and names the class that it wants.
+        """
+        given = cls is OpenXExperienceReplay and bool(args or kwargs)
+        streamed = given and streams(kwargs.get("streaming"), kwargs.get("download"))
+        return object.__new__(_StreamedReplay if streamed else cls)
 
     def __init__(
         self,
@@ -128,12 +178,20 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: Any = None,
         split_trajs: bool = False,
         strict_length: bool = True,
-        source: str | os.PathLike[str] | None = None,
+        source: str | os.PathLike[str] | EpisodeSource | None = None,
         split: str = "train",
+        images: Literal["raw", "encoded"] = "raw",
+        image_keys: Sequence[str | tuple[str, ...]] | None = None,
+        num_workers: int | None = None,
         allow_missing: bool = False,
         generator: torch.Generator | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         streaming = streams(streaming, download)
+        if images not in ("raw", "encoded"):
+            raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
         replacement = check_replacement(
             replacement,
@@ -141,37 +199,72 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             drawn=sampler is None and (batch_size, num_slices, slice_len) != (None, None, None),
             streaming=streaming,
         )
-        if streaming:
-            raise NotImplementedError("this version does not stream: pass streaming=False")
-        if split_trajs:
-            raise NotImplementedError(
-                "this version does not store padded trajectories; see split_trajectories"
-            )
         self.dataset_id = dataset_id
         self.split = split
-        self.shuffle = shuffle
+        self.shuffle = bool(shuffle)
         self._slicing = slicing
-        self._given = source is not None and is_converted(Path(source).expanduser())
-        self.path = _locate(dataset_id, source, root, split, download, allow_missing=allow_missing)
+        share = rank_share(rank, world_size)
+        parts: dict[str, Any] = {
+            "writer": writer if writer is not None else ImmutableDatasetWriter(),
+            "collate_fn": collate_fn if collate_fn is not None else _identity,
+            "pin_memory": pin_memory,
+            "transform": transform,
+            "batch_size": batch_size,
+            "generator": generator,
+        }
+        if split_trajs and (num_slices is not None or slice_len is not None):
+            raise ValueError("split_trajs gives whole trajectories: leave num_slices and slice_len out")
+        if streaming:
+            refuse_parts(sampler=sampler, writer=writer, split_trajs=split_trajs or None)
+            self._given = True
+            streamed = stream_sampler(
+                streamed_from(
+                    dataset_id, source, split, num_workers=num_workers, allow_missing=allow_missing
+                ),
+                slicing,
+                batch_size=batch_size_of(batch_size),
+                shuffle=self.shuffle,
+                cameras=image_keys,
+                share=share,
+                prefetch=prefetch,
+                threads=num_workers,
+                buffer_bytes=buffer_bytes,
+                generator=generator,
+            )
+            super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
+            return
+        self._given = is_path(source) and is_converted(Path(source).expanduser())
+        self.path = stored_at(
+            dataset_id,
+            source,
+            root,
+            split,
+            download,
+            images=images,
+            num_workers=num_workers,
+            allow_missing=allow_missing,
+        )
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
-        self.dataset = DatasetStorage(self.path)
+        self.dataset = DatasetStorage(self.path, image_keys)
         there = self.dataset.manifest
         if there.split != split:
             raise ValueError(
                 f"{self.path} holds the split {there.split!r} of {there.name!r}, not split={split!r}"
             )
-        super().__init__(
-            storage=self.dataset,
-            sampler=sampler,
-            writer=writer if writer is not None else ImmutableDatasetWriter(),
-            collate_fn=collate_fn if collate_fn is not None else _identity,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            generator=generator,
-        )
+        storage = TrajectoryRows(self.dataset) if split_trajs else self.dataset
+        super().__init__(storage=storage, sampler=sampler, prefetch=prefetch, **parts)
+
+    @property
+    def _streamed(self) -> StreamSampler | None:
+        """What draws from the stream, if this is one."""
+        sampler = getattr(self, "_sampler", None)
+        return sampler if isinstance(sampler, StreamSampler) else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the episodes come as a stream."""
+        return self._streamed is not None
 
     @property
     def num_slices(self) -> int | None:
@@ -190,8 +283,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes."""
-        return len(self.dataset.bounds)
+        """Number of episodes.
+
+        Raises:
+            RuntimeError: it is a stream whose source does not say.
+        """
+        if self._streamed is None:
+            return len(self.dataset.bounds)
+        number = self._streamed.stream.episodes
+        if number is None:
+            raise refusal("The number of episodes is not known")
+        return number
 
     def episode(self, number: int) -> Any:
         """All steps of one episode, ``[T]``. O(T).
@@ -202,8 +304,11 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             IndexError: there is no such episode.
         """
+        if self.streaming:
+            raise refusal("Episodes cannot be read by their number")
         start, length = self.dataset.bounds[self._episode_number(number)].tolist()
-        return self[start : start + length]
+        with self._lock.lock:
+            return self._assemble(self.dataset.get(slice(start, start + length)), keep_batch=False)
 
     def metadata(self, number: int) -> dict[Any, Any]:
         """What the origin says of one episode as a whole, by key, and ``"where"`` it came from. O(1).
@@ -214,6 +319,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             IndexError: there is no such episode.
         """
+        if self.streaming:
+            raise refusal("Episodes cannot be read by their number")
         return self.dataset.metadata(self._episode_number(number))
 
     def stats(
@@ -238,6 +345,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             IndexError: there is no such episode.
             ValueError: an entry is text, or no episode is selected.
         """
+        if self.streaming:
+            raise refusal("Statistics take all steps")
         return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
 
     def preprocess(
@@ -271,6 +380,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
             FileExistsError: ``dest`` holds something else.
         """
+        if self.streaming:
+            raise refusal("A changed copy is made of a stored dataset")
         made = preprocess(
             self.path,
             fn,
@@ -291,17 +402,102 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
     def __iter__(self) -> Iterator[Any]:
         """One epoch.
 
-        Without a batch size, each trajectory once. With one, the rest of the pass where draws are without
-        replacement, else as many batches as the steps make.
+        Streamed, each episode of this reader's share once; with a batch size as a slice, the last batch
+        perhaps smaller.
+
+        Stored: without a batch size, each trajectory once. With one, the rest of the pass where draws are
+        without replacement, else as many batches as the steps make.
         """
+        if self._streamed is not None:
+            return self._pass(self._streamed)
         if self.batch_size is None:
             return self._trajectories()
         if self.sampler.exhaustible:
             return super().__iter__()
         return (self.sample() for _ in range(max(1, len(self) // self.batch_size)))
 
+    def _pass(self, sampler: StreamSampler) -> Iterator[Any]:
+        """One epoch of a stream."""
+        count, length = sampler.slicing.num_slices or 1, sampler.slicing.slice_len
+        if self.batch_size is not None:
+            count, length = sampler.slicing.of(self.batch_size)
+        with self._lock.lock:
+            run = sampler.begin()
+        try:
+            while cuts := run.take(count, length, count * sampler.prefetch):
+                batch: Any = join(cuts)
+                with self._lock.lock:
+                    sampler.passed(run)
+                    batch = self._assemble(batch, keep_batch=False)
+                yield batch
+            with self._lock.lock:
+                sampler.finished(run)
+        finally:
+            run.close()
+
+    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+        sampler = self._streamed
+        if sampler is None:
+            return super()._draw(size, info_in_sample, collate_fn)
+        with self._lock.lock:
+            cuts = sampler.slices(*sampler.slicing.of(size))
+            return Batch(self._assemble(join(cuts), info_in_sample, collate_fn), {}, False)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read steps, as for :meth:`ReplayBuffer.__getitem__`; not of a stream."""
+        if self.streaming:
+            raise refusal("Steps cannot be read by their number")
+        return super().__getitem__(index)
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Exchange the storage; not of a stream."""
+        if self.streaming:
+            raise refusal("There is no storage to exchange")
+        return super().set_storage(storage, collate_fn)
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Exchange the sampler; not of a stream."""
+        if self.streaming:
+            raise refusal("There is no sampler to exchange")
+        return super().set_sampler(sampler)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Take every random draw from another source. A stream begins anew, in the order that it says."""
+        super().set_rng(generator)
+        if self._streamed is not None:
+            with self._lock.lock:
+                self._streamed.reseed(seed_of(generator))
+
+    def close(self) -> None:
+        """End all background threads but those of iterators in use. The dataset can still be used."""
+        super().close()
+        if self._streamed is not None:
+            with self._lock.lock:
+                self._streamed.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._streamed is not None:
+            with self._lock.lock:  # not a deep copy: the counters of epochs are shared with workers
+                state["_sampler"] = copy.copy(self._streamed)
+            # Sending a tensor that nothing keeps, as a generator's state, to a spawned process fails.
+            state["_generator"] = packed_generator(self._generator)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._streamed is not None:
+            self._generator = unpacked_generator(self._generator)
+
+    def __repr__(self) -> str:
+        if self._streamed is None:
+            return super().__repr__()
+        return f"{OpenXExperienceReplay.__name__}({self._streamed!r}, batch_size={self.batch_size})"
+
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
+        if isinstance(self._storage, TrajectoryRows):
+            return map(self.__getitem__, order(self.num_episodes, self.shuffle, self.generator).tolist())
         groups = trajectories(
             self.dataset.bounds, self._slicing, shuffle=self.shuffle, generator=self.generator
         )
@@ -322,6 +518,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         Raises:
             RuntimeError: a converted dataset was given as ``source``: it is the user's to remove.
         """
+        if self.streaming:
+            raise refusal("There is nothing on disk to delete")
         if self._given:
             raise RuntimeError(
                 f"{self.path} was given as source=, so it is not this object's to delete: remove it yourself"
@@ -330,41 +528,5 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         shutil.rmtree(self.path)
 
 
-def _locate(
-    dataset_id: str,
-    source: str | os.PathLike[str] | None,
-    root: str | os.PathLike[str] | None,
-    split: str,
-    download: bool | str | None,
-    *,
-    allow_missing: bool,
-) -> Path:
-    """The folder of the converted dataset, converting it first where an origin is given or to be found."""
-    path = None if source is None or is_origin(source) else os.path.expanduser(os.fspath(source))
-    if path is not None and "://" not in path and is_converted(path):
-        return Path(path)
-    if dataset_id in ("", ".", "..") or (
-        Path(dataset_id).name != dataset_id and not is_repository(dataset_id)
-    ):
-        raise ValueError(
-            f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
-        )
-    folder = Path(root).expanduser() if root is not None else default_root()
-    folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
-    if path is None and (not download or (download is True and (folder / MANIFEST).is_file())):
-        if not is_converted(folder):
-            raise FileNotFoundError(
-                f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
-                "fetch an Open X-Embodiment dataset or a LeRobot dataset of the hub ('user/name'), or "
-                "source=, the path of one in any form"
-            )
-        return folder
-    convert(
-        source if path is None else path,
-        folder,
-        split=split,
-        overwrite=download == "force",
-        allow_missing=allow_missing,
-        dataset_id=dataset_id,
-    )
-    return folder
+class _StreamedReplay(OpenXExperienceReplay, IterableDataset[Any]):
+    """A streamed dataset: nothing but what tells a ``DataLoader`` to iterate, and not to ask for items."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from replaybank.datasets.openx.files import (
     read_manifest,
     read_strings,
 )
+from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.stored_frames import StoredFrames
-from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE
+from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE, Leaf, select_images
 from replaybank.errors import DataFormatError
-from replaybank.storages._tensordict import build
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.indexing import Run
 from replaybank.storages.layout import Key
@@ -52,23 +52,29 @@ class DatasetStorage(Storage):
 
     Args:
         folder: a converted dataset.
+        image_keys: cameras to read, by path or name; None: all.
 
     Raises:
+        ValueError: there is no such camera.
         FileNotFoundError: there is none.
         IncompleteDatasetError: its conversion has not been finished.
         DataFormatError: a file is damaged.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, image_keys: Sequence[str | Key] | None = None) -> None:
         self.folder = Path(folder)
+        self._image_keys = image_keys
         self.manifest: Manifest = read_manifest(self.folder)
         super().__init__(self.manifest.steps, 1, torch.device("cpu"))
         self.log.fill()
         layout = self.manifest.layout
         buffers = [self._map(ROWS)] if layout.row_bytes else []
         buffers += [self._map(column_name(number)) for number in range(len(layout.columns))]
-        self._table = LeafTable(layout, (self.rows,), buffers, torch.device("cpu"))
-        self._keys = [leaf.key for leaf in layout.leaves]
+        whole = LeafTable(layout, (self.rows,), buffers, torch.device("cpu"))
+        wanted = self._wanted(image_keys)
+        kept = [i for i, leaf in enumerate(layout.leaves) if leaf.key in wanted]
+        self._table = whole if len(kept) == len(layout.leaves) else self._part_of(whole, kept)
+        self._keys = [layout.leaves[i].key for i in kept]
         self._encoded = {
             leaf.key: StoredFrames(
                 leaf,
@@ -78,9 +84,10 @@ class DatasetStorage(Storage):
                 bgr=leaf.key in self.manifest.bgr,
             )
             for number, leaf in enumerate(self.manifest.encoded)
+            if leaf.key in wanted
         }
         self._seen = [i for i, key in enumerate(self._keys) if key[0] == OBSERVATION]
-        self._next_table = self._observation_table()
+        self._next_table = self._part_of(self._table, self._seen) if self._seen else None
         self._texts = {key for key, kind in self.manifest.kinds.items() if kind == "text"}
         self._done = self._keys.index(NEXT_DONE)
         self._episode = self._keys.index(EPISODE)
@@ -103,16 +110,24 @@ class DatasetStorage(Storage):
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             return torch.frombuffer(mapped, dtype=torch.uint8)
 
-    def _observation_table(self) -> LeafTable | None:
-        """The observation's leaves alone: what a next observation consists of."""
-        if not self._seen:
-            return None
-        layout = self.manifest.layout
+    def _wanted(self, image_keys: Sequence[str | Key] | None) -> set[Key]:
+        """The leaves that are read: all but the cameras that are not asked for."""
+        kinds: Mapping[Key, Any] = self.manifest.kinds
+        leaves = {
+            leaf.key: Leaf(leaf.key, None, kinds.get(leaf.key, "tensor"), None, tuple(leaf.shape))
+            for leaf in [*self.manifest.layout.leaves, *self.manifest.encoded]
+        }
+        return set(select_images(leaves, image_keys))
+
+    def _part_of(self, table: LeafTable, places: list[int]) -> LeafTable:
+        """Some leaves of a table alone."""
+        layout = table.layout
         part = type(layout)(
-            [layout.leaves[i] for i in self._seen], [layout.offsets[i] for i in self._seen], layout.row_bytes
+            [layout.leaves[i] for i in places], [layout.offsets[i] for i in places], layout.row_bytes
         )
-        views = [self._table.views[i] for i in self._seen]
-        return LeafTable(part, (self.rows,), views, torch.device("cpu"), given=True)
+        return LeafTable(
+            part, (self.rows,), [table.views[i] for i in places], torch.device("cpu"), given=True
+        )
 
     def _read_bounds(self) -> Tensor:
         path = self.folder / EPISODES
@@ -130,6 +145,8 @@ class DatasetStorage(Storage):
         """For each leaf that some episodes lack: bool ``[episodes]``, True where it is there."""
         table = []
         for key, episodes in self.manifest.missing.items():
+            if key not in self._keys and key not in self._encoded:
+                continue
             there = torch.ones(len(self.bounds), dtype=torch.bool)
             there[torch.tensor(episodes)] = False
             table.append((key, there))
@@ -216,7 +233,7 @@ class DatasetStorage(Storage):
         for key in list(entries):
             if key in self._texts or (key[0] == "next" and key[1:] in self._texts):
                 entries[key] = self._text(entries[key])
-        return _nest(entries, lead)
+        return nest(entries, lead)
 
     def _text(self, codes: Tensor) -> NonTensorData | NonTensorStack:
         """Numbers of strings as strings. O(B)."""
@@ -277,21 +294,5 @@ class DatasetStorage(Storage):
         if dict(state_dict) != self.state_dict():
             raise ValueError(f"The state is of {dict(state_dict)}, this dataset is {self.state_dict()}.")
 
-    def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path]]:
-        return type(self), (self.folder,)
-
-
-def _nest(entries: Mapping[Key, Any], lead: torch.Size) -> TensorDict:
-    """Entries by path as nested TensorDicts."""
-    tree: dict[str, Any] = {}
-    for key, value in entries.items():
-        node = tree
-        for part in key[:-1]:
-            node = node.setdefault(part, {})
-        node[key[-1]] = value
-
-    def make(node: dict[str, Any]) -> TensorDict:
-        source = {name: make(value) if type(value) is dict else value for name, value in node.items()}
-        return build(source, lead, None)
-
-    return make(tree)
+    def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path, Sequence[str | Key] | None]]:
+        return type(self), (self.folder, self._image_keys)

@@ -58,10 +58,14 @@ def trajectories(
                 f"No episode has slice_len={slicing.slice_len} steps: they have {int(lengths.min())} to "
                 f"{int(lengths.max())}. Ask for shorter slices, or pass strict_length=False."
             )
-    if shuffle:
-        numbers = numbers[torch.randperm(len(numbers), generator=generator)]
+    numbers = numbers[order(len(numbers), shuffle, generator)]
     for group in numbers.split(slicing.num_slices or 1):
         yield [_steps_of(bounds[int(number)], slicing.slice_len, generator) for number in group]
+
+
+def order(count: int, shuffle: bool, generator: torch.Generator | None) -> Tensor:
+    """The numbers ``[0, count)``, in random order if asked for."""
+    return torch.randperm(count, generator=generator) if shuffle else torch.arange(count)
 
 
 def _steps_of(bound: Tensor, slice_len: int | None, generator: torch.Generator | None) -> Tensor:

@@ -30,7 +30,10 @@ class FieldSpec:
 
 
 class Images(Protocol):
-    """The frames of one camera over an episode, still encoded until asked for."""
+    """The frames of one camera over an episode, still encoded until asked for.
+
+    Memory that it holds and the episode's ``record_bytes`` does not count is in an attribute ``nbytes``.
+    """
 
     def __len__(self) -> int:
         """Number of frames, one a step."""
@@ -98,6 +101,20 @@ def notes_of(source: EpisodeSource) -> tuple[str, ...]:
     """What an origin found to be not as declared; of the one inside where it only changes another."""
     inner = getattr(source, "source", None)
     return tuple(getattr(source, "notes", ())) if inner is None else notes_of(inner)
+
+
+def held_bytes(episode: Episode) -> int:
+    """Bytes of memory that an episode takes as long as it is held. O(fields).
+
+    Frames lie in the record that they came in, or say themselves what they hold (``nbytes``); those that are
+    still in a file hold nothing.
+    """
+    total = episode.record_bytes
+    for column in episode.steps.values():
+        if isinstance(column, list) or (episode.record_bytes and not isinstance(column, np.ndarray)):
+            continue
+        total += int(getattr(column, "nbytes", 0))
+    return total
 
 
 class EpisodeSource(Protocol):

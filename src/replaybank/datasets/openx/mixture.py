@@ -1,0 +1,370 @@
+"""``OpenXMixture``: several robot datasets as one endless stream of batches, in proportions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch.utils.data import IterableDataset
+
+from replaybank.buffers.parts import batch_size_of
+from replaybank.checkpoint import Stateful
+from replaybank.datasets.openx.catalog import mixtures
+from replaybank.datasets.openx.common import CommonEntries, example_of
+from replaybank.datasets.openx.options import Slicing, slicing_of, streams
+from replaybank.datasets.openx.replay import OpenXExperienceReplay
+from replaybank.datasets.openx.sharding import Share, rank_share, worker_share
+from replaybank.datasets.openx.sources.base import EpisodeSource
+from replaybank.datasets.openx.stats import EntryStats
+from replaybank.datasets.openx.streamed import BUFFER_BYTES, WORKERS, seed_of
+from replaybank.storages.layout import Key
+
+DATASET = "dataset"
+"""Entry of a batch that says which dataset a step is of: its place in ``mixture.names``."""
+LENGTHS_SEEN = 8
+"""Episodes whose mean length stands for that of a dataset that does not say how many steps it has."""
+
+_CHOICE, _STORED = 7, 8  # what random numbers are for
+
+
+class OpenXMixture(IterableDataset[Any], Stateful):
+    """Slices of several datasets in one batch, each slice of a dataset drawn in proportion to its weight.
+
+    As all slices have one length, the weights are proportions of steps. Batches never end: each dataset goes
+    on into its own next epoch. The order depends on the seed alone, :meth:`state_dict` says where it stands,
+    and ranks and workers of a ``DataLoader`` get parts of their own, as of a streamed
+    :class:`OpenXExperienceReplay`.
+
+    A batch has the entries that all datasets have in common, with one dtype and shape (:attr:`left_out` says
+    what is not, and why), and ``"dataset"``, int32: which dataset a step is of.
+
+    Not thread-safe. Pickles as paths, not data.
+
+    Args:
+        datasets: ids with weights, or the name of a published mixture (``"rtx"``, ``"oxe_magic_soup"``,
+            ...).
+        batch_size: steps in a batch.
+        num_slices: slices in a batch; excludes ``slice_len``.
+        slice_len: steps in a slice; without both, slices are of one step.
+        keys: entries wanted, by path; by default all that the datasets have in common.
+        balance_weights: multiply the weights by the number of steps of each dataset, so that equal weights
+            mean: each step equally often. ``None``: for published mixtures, whose weights are meant so.
+            Where a stream does not say how many steps it has, its first episodes stand for all.
+        transforms: by id, what is applied to slices of one dataset before they are joined: to bring entries
+            to one name, shape or scale (:class:`Normalize`).
+        transform: applied to each batch.
+        source: by id, the datasets' sources; see :class:`OpenXExperienceReplay`.
+        pad: as there.
+        strict_length: as there.
+        streaming: as there.
+        download: as there.
+        root: as there.
+        split: as there.
+        images: as there.
+        image_keys: by id, the cameras to read.
+        num_workers: threads that decode, of each dataset.
+        generator: gives the seed; ``None``: torch's global one.
+        rank: number of this reader among ``world_size``.
+        world_size: readers that share the episodes; both by default those of ``torch.distributed``.
+        buffer_bytes: encoded episodes from which streams draw, in bytes, of all datasets together.
+
+    Raises:
+        ValueError: a weight is not positive, there is no such mixture, or the datasets lack a key.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> sources = {name: write_arm_dataset(folder.name + f"/{name}", episodes=3) for name in ("a", "b")}
+        >>> mixture = OpenXMixture({"a": 1.0, "b": 3.0}, 32, slice_len=8, source=sources)
+        >>> batch = mixture.sample()
+        >>> batch.shape, sorted(batch["dataset"].unique().tolist())[-1]
+        (torch.Size([32]), 1)
+        >>> mixture.close()
+        >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        datasets: str | Mapping[str, float],
+        batch_size: int | None = None,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        keys: Sequence[str | Key] | None = None,
+        balance_weights: bool | None = None,
+        transforms: Mapping[str, Callable[[Any], Any]] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        source: Mapping[str, str | os.PathLike[str] | EpisodeSource] | str | None = None,
+        pad: float | bool | None = None,
+        strict_length: bool = True,
+        streaming: bool | None = None,
+        download: bool | str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        split: str = "train",
+        images: Literal["raw", "encoded"] = "raw",
+        image_keys: Mapping[str, Sequence[str | Key]] | None = None,
+        num_workers: int | None = None,
+        generator: torch.Generator | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        weights = _weights_of(datasets)
+        for name, given in (("transforms", transforms), ("source", source), ("image_keys", image_keys)):
+            unknown = set(given) - set(weights) if isinstance(given, Mapping) else set()
+            if unknown:
+                raise ValueError(f"{name} names {sorted(unknown)}, the mixture has {list(weights)}")
+        self._slicing = slicing_of(
+            num_slices, slice_len, pad, strict_length, None, streaming=streams(streaming, download)
+        )
+        self.batch_size = batch_size_of(batch_size)
+        self._share = rank_share(rank, world_size)
+        self._seed = seed_of(generator)
+        self._length = self._slice_length()
+        self.names: list[str] = list(weights)
+        """The ids, in the order that ``"dataset"`` counts."""
+        self._transforms = [(transforms or {}).get(name) for name in self.names]
+        self._transform = transform
+        self.datasets: list[OpenXExperienceReplay] = [
+            OpenXExperienceReplay(
+                name,
+                slice_len=self._length,
+                pad=pad,
+                strict_length=strict_length,
+                streaming=streaming,
+                download=download,
+                root=root,
+                source=source.get(name) if isinstance(source, Mapping) else source,
+                split=split,
+                images=images,
+                image_keys=None if image_keys is None else image_keys.get(name),
+                num_workers=num_workers,
+                generator=torch.Generator().manual_seed(self._seed + place),
+                rank=self._share.number,
+                world_size=self._share.of,
+                buffer_bytes=buffer_bytes // len(weights),
+            )
+            for place, name in enumerate(self.names)
+        ]
+        """The datasets themselves, in the order of :attr:`names`."""
+        balanced = isinstance(datasets, str) if balance_weights is None else balance_weights
+        sizes = [steps_of(dataset) if balanced else 1.0 for dataset in self.datasets]
+        given_weights = np.array(list(weights.values())) * np.array(sizes)
+        self.proportions: dict[str, float] = dict(
+            zip(self.names, (given_weights / given_weights.sum()).tolist(), strict=True)
+        )
+        """Part of the steps that is of each dataset, by id."""
+        self._common = CommonEntries(
+            self.names,
+            [self._transformed(place, self._example(place)) for place in range(len(self.names))],
+            keys,
+        )
+        self._passes = torch.zeros(1 + WORKERS, dtype=torch.int64).share_memory_()
+        self._began: Share | None = None
+        self._pass = 0
+        self._drawn = 0
+
+    def _slice_length(self) -> int:
+        slicing = self._slicing
+        if slicing.slice_len is not None:
+            if self.batch_size is not None:
+                slicing.of(self.batch_size)
+            return slicing.slice_len
+        if slicing.num_slices is None:
+            return 1
+        if self.batch_size is None:
+            raise ValueError(f"num_slices={slicing.num_slices} needs a batch_size; or give slice_len")
+        return slicing.of(self.batch_size)[1]
+
+    def _example(self, place: int) -> TensorDictBase:
+        """A slice of one dataset, as far as dtypes and shapes go."""
+        dataset = self.datasets[place]
+        filled = self._slicing.pad is not None
+        return example_of(dataset, self._length, filled=filled)
+
+    def _transformed(self, place: int, data: Any) -> Any:
+        transform = self._transforms[place]
+        return data if transform is None else transform(data)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Entries of a batch, by path, beside ``"dataset"``."""
+        return list(self._common.keys)
+
+    @property
+    def left_out(self) -> dict[Key, str]:
+        """Entries that only some datasets have, or in other dtypes or shapes, each with what differs."""
+        return dict(self._common.left_out)
+
+    def stats(self) -> dict[str, dict[Key, EntryStats]]:
+        """The statistics of each dataset, by id, to normalise by; of stored datasets only.
+
+        Each by itself: datasets have different robots, so different scales.
+
+        Raises:
+            RuntimeError: the datasets are streamed.
+        """
+        return {name: dataset.stats() for name, dataset in zip(self.names, self.datasets, strict=True)}
+
+    # --- drawing ---------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int | None = None) -> Any:
+        """Draw a batch. O(bytes); streamed, waits for data.
+
+        Args:
+            batch_size: steps, a multiple of the slices' length; that of the mixture by default.
+
+        Raises:
+            RuntimeError: there is no batch size, or an episode is shorter than a slice (see ``pad``).
+            ValueError: slices do not divide the batch size.
+        """
+        size = batch_size_of(batch_size) or self.batch_size
+        if size is None:
+            raise RuntimeError("No batch size: give one to the mixture, or to sample(B).")
+        count, _ = Slicing(slice_len=self._length).of(size)
+        self._begin()
+        parts: list[Any] = []
+        for place, slices in enumerate(self._choose(count)):
+            if slices:
+                data = self._transformed(place, self.datasets[place].sample(slices * self._length))
+                parts.append(self._common.of(data).set(DATASET, torch.full(data.batch_size, place).int()))
+        self._drawn += count
+        batch = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return batch if self._transform is None else self._transform(batch)
+
+    def _choose(self, count: int) -> list[int]:
+        """How many of the next slices are of each dataset. O(count)."""
+        key = (_CHOICE, self._seed, self._pass, *vars(self._began).values(), self._drawn)
+        numbers = np.random.SeedSequence(key).generate_state(count, np.uint64) / 2.0**64
+        ends = np.cumsum(list(self.proportions.values()))
+        chosen = np.searchsorted(ends, numbers * ends[-1], side="right").clip(max=len(ends) - 1)
+        counts: list[int] = np.bincount(chosen, minlength=len(ends)).tolist()
+        return counts
+
+    def _begin(self) -> None:
+        """At the first draw in a process: what a worker draws is neither the parent's nor its siblings'."""
+        share, worker = worker_share(self._share)
+        if self._began == share:
+            return
+        slot = worker % (1 + WORKERS)
+        self._start(share, int(self._passes[slot]))
+        self._passes[slot] += 1
+
+    def _start(self, share: Share, number: int) -> None:
+        self._began, self._pass, self._drawn = share, number, 0
+        for place, dataset in enumerate(self.datasets):
+            if dataset.streaming:
+                dataset.sampler.restart(number)  # type: ignore[attr-defined]
+            else:
+                key = (_STORED, self._seed, number, share.number, share.of, place)
+                seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+                dataset.set_rng(torch.Generator().manual_seed(seed))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches without end, from where the last one was drawn.
+
+        Raises:
+            RuntimeError: the mixture has no batch size.
+        """
+        if self.batch_size is None:
+            raise RuntimeError("No batch size: give one to the mixture before iterating.")
+        return iter(self.sample, None)
+
+    def close(self) -> None:
+        """End the background threads. The mixture can still be used."""
+        for dataset in self.datasets:
+            dataset.close()
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands: numbers, and the states of the datasets."""
+        began = self._began
+        return {
+            "proportions": dict(self.proportions),
+            "seed": self._seed,
+            "began": None if began is None else [began.number, began.of],
+            "pass": self._pass,
+            "drawn": self._drawn,
+            "datasets": {n: d.state_dict() for n, d in zip(self.names, self.datasets, strict=True)},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the state was taken.
+
+        Raises:
+            ValueError: the state is of another mixture, or of another share of the readers.
+        """
+        if dict(state_dict["proportions"]) != self.proportions:
+            raise ValueError(
+                f"The state is of a mixture of {state_dict['proportions']}, this one is {self.proportions}."
+            )
+        began = state_dict["began"]
+        here, worker = worker_share(self._share)
+        if began is not None and Share(*began) != here:
+            raise ValueError(f"The state is of {Share(*began)}, this process reads {here}.")
+        for name, dataset in zip(self.names, self.datasets, strict=True):
+            dataset.load_state_dict(state_dict["datasets"][name])
+        self._seed = state_dict["seed"]
+        self._began = None if began is None else here
+        self._pass, self._drawn = state_dict["pass"], state_dict["drawn"]
+        self._passes[worker % (1 + WORKERS)] = self._pass + (began is not None)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}: {part:.3g}" for name, part in self.proportions.items())
+        return f"{type(self).__name__}({{{shown}}}, batch_size={self.batch_size})"
+
+
+def _weights_of(datasets: Any) -> dict[str, float]:
+    if isinstance(datasets, str):
+        datasets = published(datasets)
+    if not isinstance(datasets, Mapping) or not datasets:
+        raise ValueError(f"datasets={datasets!r}: give ids with weights, or the name of a published mixture")
+    weights = {}
+    for name, weight in datasets.items():
+        value = float(weight)
+        if not 0 < value < float("inf"):
+            raise ValueError(f"the weight of {name!r} is {weight}: give a finite number above 0")
+        weights[name] = value
+    return weights
+
+
+def published(name: str) -> Mapping[str, float]:
+    """The weights of a published mixture.
+
+    Raises:
+        ValueError: there is none of this name; those there are are named.
+    """
+    known = mixtures()
+    if name not in known:
+        raise ValueError(f"there is no published mixture {name!r}: there are {sorted(known)}")
+    return known[name]
+
+
+def steps_of(dataset: OpenXExperienceReplay) -> float:
+    """Number of steps of a dataset, as well as can be known without reading it."""
+    if not dataset.streaming:
+        return float(dataset.dataset.manifest.steps)
+    stream: Any = dataset.sampler.stream  # type: ignore[attr-defined]
+    declared = [shard.steps for shard in stream.shards]
+    if None not in declared:
+        return float(sum(declared))
+    lengths = []
+    for shard in stream.shards:
+        for episode in stream.source.episodes(shard):
+            lengths.append(episode.length)
+            if len(lengths) == LENGTHS_SEEN:
+                break
+        if len(lengths) == LENGTHS_SEEN:
+            break
+    if stream.episodes is None or not lengths:
+        raise ValueError(
+            f"{stream.source.name} does not say how many steps it has: pass balance_weights=False, and "
+            "weights that are proportions of steps"
+        )
+    return float(stream.episodes * np.mean(lengths))

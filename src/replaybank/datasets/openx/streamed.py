@@ -1,0 +1,462 @@
+"""The parts of a buffer whose data come as a stream: what draws from it, and what stands for its storage."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from replaybank.datasets.openx.ahead import Ahead
+from replaybank.datasets.openx.cut import Cut, Cutter, stream_leaves
+from replaybank.datasets.openx.options import Slicing
+from replaybank.datasets.openx.sharding import Share, worker_share
+from replaybank.datasets.openx.sources.base import EpisodeSource, Key
+from replaybank.datasets.openx.stream import Cursor, EpisodeStream, Pick, endless
+from replaybank.datasets.openx.ted import Leaf
+from replaybank.errors import DataFormatError
+from replaybank.samplers.arguments import whole
+from replaybank.samplers.base import SampledStorage, Sampler
+from replaybank.storages.base import Batch, Storage
+from replaybank.storages.indexing import Run
+
+AHEAD_BYTES = 1 << 28
+"""Decoded slices that are ready at a time, at most; a single one always may be."""
+BUFFER_BYTES = 1 << 28
+"""Encoded episodes to draw from: some thousand short ones with one camera."""
+MAX_THREADS = 4
+"""Threads that decode where nothing was said: more only help with many cameras."""
+WORKERS = 1024
+"""Workers of a DataLoader that count their epochs each for itself."""
+
+SAMPLED, ITERATED, RESTARTED = 0, 1, 2
+"""Series of epochs: those that ``sample`` goes through, those of ``for`` loops, and all beyond: restarts."""
+
+
+class StreamError(RuntimeError, TypeError):
+    """Asked of a stream what only a stored dataset has.
+
+    A TypeError too: Python takes that from ``__len__`` as: there is no length. So ``list(ds)`` works.
+    """
+
+
+def refusal(what: str) -> StreamError:
+    """The error for what a stream cannot do."""
+    return StreamError(
+        f"{what}: this dataset is streamed. Download and store it to have that: pass download=True, or "
+        "streaming=False for what is on disk."
+    )
+
+
+class StreamedStorage(Storage):
+    """Stands for the storage of a stream, which has none: it refuses everything.
+
+    Safe in any thread.
+
+    Args:
+        leaves: keys of the entries of a step.
+    """
+
+    def __init__(self, leaves: Collection[Key]) -> None:
+        super().__init__(1, 1, torch.device("cpu"))
+        self._leaves = list(leaves)
+
+    @property
+    def initialized(self) -> bool:
+        """Always: what a step looks like is known."""
+        return True
+
+    def leaf_keys(self) -> list[Key]:
+        """Keys of the entries of a step."""
+        return list(self._leaves)
+
+    def __len__(self) -> int:
+        raise refusal("The number of steps is not known")
+
+    @property
+    def shape(self) -> torch.Size:
+        """Refuses: there is none."""
+        raise refusal("The number of steps is not known")
+
+    def get(self, index: Any) -> NoReturn:
+        """Refuses: steps have no numbers."""
+        raise refusal("Steps cannot be read by their number")
+
+    def prepare(self, data: Any, *, single: bool = False) -> Batch:
+        """Refuses: nothing can be written."""
+        raise refusal("Nothing can be written")
+
+    def _part(self, batch: Batch, first: int, count: int) -> Batch:
+        raise refusal("Nothing can be written")
+
+    def _store_run(self, start: int, batch: Batch, skip: int) -> None:
+        raise refusal("Nothing can be written")
+
+    def _store_items(self, items: Run | Tensor, data: Any) -> None:
+        raise refusal("Nothing can be written")
+
+    def _read_run(self, run: Run) -> NoReturn:
+        raise refusal("Steps cannot be read by their number")
+
+    def _read_items(self, items: Tensor) -> NoReturn:
+        raise refusal("Steps cannot be read by their number")
+
+    def empty(self) -> None:
+        """Refuses: nothing is stored."""
+        raise refusal("It cannot be emptied")
+
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Nothing: where the stream stands is its sampler's state."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Nothing to take over."""
+
+    def __reduce__(self) -> tuple[type[StreamedStorage], tuple[list[Key]]]:
+        return type(self), (self._leaves,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class StreamRun:
+    """One pass over a stream, or an endless one, that reads and decodes ahead.
+
+    Not thread-safe. Its threads end with :meth:`close`, with its last reference, and with Python.
+
+    Args:
+        stream: the episodes.
+        cutter: makes slices of them.
+        cursor: where to begin; moved by :meth:`commit`.
+        forever: go on into the next epochs.
+        threads: how many decode.
+    """
+
+    def __init__(
+        self, stream: EpisodeStream, cutter: Cutter, cursor: Cursor, *, forever: bool, threads: int
+    ) -> None:
+        self.cursor = cursor
+        self._cutter = cutter
+        self._length: int | None = None
+        self._taken: list[Pick] = []
+        picks = endless(stream, cursor.copy()) if forever else stream.epoch(cursor.copy())
+        self._line: Ahead[Pick, Cut] = Ahead(
+            picks, *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
+        )
+        weakref.finalize(self, self._line.close)
+
+    def _work(self, length: int | None) -> tuple[Any, Any]:
+        cutter = self._cutter
+        return lambda pick: cutter.cut(pick, length), lambda pick: cutter.size(pick, length)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is neither closed nor a copy in a forked process."""
+        return self._line.usable
+
+    def take(self, count: int, length: int | None, ahead: int) -> list[Cut]:
+        """The slices of the next episodes; fewer at the end of a pass. Waits for them.
+
+        Args:
+            count: how many.
+            length: steps of each; None: all.
+            ahead: how many more to have ready.
+
+        Raises:
+            BaseException: what was raised where they were read or cut; the cursor has not moved.
+        """
+        self._taken.clear()
+        self._line.depth = count + ahead
+        if length != self._length:
+            self._length = length
+            self._line.renew(*self._work(length))
+        cuts: list[Cut] = []
+        try:
+            while len(cuts) < count and (prepared := self._line.next()) is not None:
+                self._taken.append(prepared[0])
+                cuts.append(prepared[1])
+        except BaseException:
+            self._taken.clear()
+            self.close()
+            raise
+        return cuts
+
+    def commit(self) -> None:
+        """Move the cursor over what was taken last."""
+        for pick in self._taken:
+            self.cursor.advance(pick)
+        self._taken.clear()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._line.close()
+
+
+class StreamSampler(Sampler):
+    """Draws slices of the episodes of a stream, each episode once an epoch.
+
+    There are two series of epochs: :meth:`slices` goes on from one into the next, and each :meth:`begin` is
+    about another one. Neither disturbs the other.
+
+    Where it stands is its state, and no draw depends on anything else: the next slices of another sampler
+    that takes the state over are those that would have come. That one reads the episodes again that were
+    waiting to be drawn.
+
+    Not thread-safe: the buffer's lock guards it. A copy, in this process or another, goes on from where the
+    original stood. In a worker of a ``DataLoader`` it reads the worker's share.
+
+    Args:
+        stream: the episodes.
+        leaves: what a step has.
+        slicing: how they are cut.
+        share: what of them this rank reads.
+        prefetch: batches to read and decode ahead.
+        threads: how many decode; None: as many as torch uses, up to
+            ``MAX_THREADS``.
+    """
+
+    def __init__(
+        self,
+        stream: EpisodeStream,
+        leaves: Mapping[Key, Leaf],
+        slicing: Slicing,
+        *,
+        share: Share,
+        prefetch: int,
+        threads: int | None,
+    ) -> None:
+        self.slicing = slicing
+        self.share = share
+        self.prefetch = prefetch
+        self.threads = threads
+        self.leaves = dict(leaves)
+        # In shared memory: the workers of a DataLoader that are started anew for an epoch go on counting.
+        self._epochs = torch.zeros(1 + WORKERS, dtype=torch.int64).share_memory_()
+        self._run: StreamRun | None = None
+        self._begin(stream)
+
+    def _begin(self, stream: EpisodeStream) -> None:
+        self.close()
+        self.stream = stream
+        self._cutter = Cutter(self.leaves, stream.source.name, stream.seed, self.slicing)
+        self._sampled: Cursor | None = None
+        self._iterated: Cursor | None = None
+        # Whether the cursor comes from a state, so that it has to be gone on with exactly.
+        self._loaded = {SAMPLED: False, ITERATED: False}
+
+    def reseed(self, seed: int) -> None:
+        """Begin anew, in another order."""
+        self._begin(self.stream.seeded(seed))
+        self._epochs.zero_()
+
+    # --- drawing ---------------------------------------------------------------------------------------
+
+    def slices(self, count: int, length: int) -> list[Cut]:
+        """The next slices, over the ends of epochs. O(bytes); waits for data.
+
+        Raises:
+            RuntimeError: an episode is shorter than ``length``, and nothing was said of what to do then.
+            DataFormatError: the data are not what they should be. At an error nothing is lost: the next call
+                begins where this one did.
+        """
+        share, _ = worker_share(self.share)
+        if self._sampled is None or self._sampled.share != share:
+            self._check_share(SAMPLED, self._sampled, share)
+            self._sampled = Cursor(SAMPLED, 0, share)
+            self._run = None
+        if self._run is None or not self._run.usable:
+            self._run = self._start(self._sampled, forever=True)
+        cuts = self._run.take(count, length, count * self.prefetch)
+        self._run.commit()
+        return cuts
+
+    def restart(self, number: int) -> None:
+        """Have :meth:`slices` begin anew, with epochs that only a restart of this number has."""
+        self.close()
+        share, _ = worker_share(self.share)
+        self._sampled = Cursor(RESTARTED + number, 0, share)
+        self._loaded[SAMPLED] = False
+
+    def begin(self) -> StreamRun:
+        """Begin a pass over the next epoch, or go on with the one in the midst of which a state was taken."""
+        share, worker = worker_share(self.share)
+        resumed = self._iterated
+        if self._loaded[ITERATED] and resumed is not None:
+            self._check_share(ITERATED, resumed, share)
+            self._loaded[ITERATED] = False
+            return self._start(resumed, forever=False)
+        slot = worker % (1 + WORKERS)
+        epoch = int(self._epochs[slot])
+        self._epochs[slot] += 1
+        return self._start(Cursor(ITERATED, epoch, share), forever=False)
+
+    def _start(self, cursor: Cursor, *, forever: bool) -> StreamRun:
+        # torch has one thread in a worker of a DataLoader, and as many as there are CPUs elsewhere.
+        threads = min(MAX_THREADS, torch.get_num_threads()) if self.threads is None else self.threads
+        return StreamRun(self.stream, self._cutter, cursor, forever=forever, threads=threads)
+
+    def passed(self, run: StreamRun) -> None:
+        """Hear that a batch of a pass is handed out: where that stands is the state from now on."""
+        run.commit()
+        self._iterated = run.cursor
+        self._loaded[ITERATED] = False
+
+    def finished(self, run: StreamRun) -> None:
+        """Hear that a pass is at its end.
+
+        Raises:
+            DataFormatError: it had everything, and that was nothing.
+        """
+        if not run.cursor.count and run.cursor.share.of == 1:
+            raise DataFormatError(f"{self.stream.source.name}: there are no episodes")
+        if self._iterated is run.cursor:
+            self._iterated = None
+
+    def _check_share(self, series: int, cursor: Cursor | None, share: Share) -> None:
+        if cursor is not None and self._loaded[series] and cursor.share != share:
+            raise ValueError(
+                f"The state that was loaded is of {cursor.share} of the episodes, this process reads "
+                f"{share}: go on with as many ranks and workers as there were"
+            )
+
+    def close(self) -> None:
+        """End the threads of :meth:`slices`; the next call starts them again."""
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    # --- as a sampler ----------------------------------------------------------------------------------
+
+    def sample(self, storage: SampledStorage, batch_size: int) -> NoReturn:
+        """Refuses: what a stream gives has no place in a storage."""
+        raise refusal("Steps have no index")
+
+    def update_priority(self, index: Any, priority: Any, *, storage: SampledStorage | None = None) -> None:
+        """Refuses: steps come as they come."""
+        raise refusal("Steps cannot be given priorities")
+
+    def mark_update(self, index: Any, *, storage: SampledStorage | None = None) -> None:
+        """Refuses: steps cannot change."""
+        raise refusal("Steps cannot be changed")
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands: numbers, and the records that wait to be drawn. O(reservoir)."""
+        _, worker = worker_share(self.share)
+        return {
+            **self._identity(),
+            "seed": self.stream.seed,
+            "epochs": int(self._epochs[worker % (1 + WORKERS)]),
+            "iterated": None if self._iterated is None else self._iterated.state_dict(),
+            "sampled": None if self._sampled is None else self._sampled.state_dict(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must be of, to be taken over."""
+        source, stream = self.stream.source, self.stream
+        return {
+            "dataset": source.name,
+            "split": getattr(source, "split", None),
+            "shards": [-1 if count is None else count for count in stream.counts],
+            "shuffle": stream.shuffle,
+            "buffer_bytes": stream.buffer_bytes,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the state was taken. O(reservoir); the next draw reads the waiting episodes again.
+
+        Raises:
+            ValueError: the state is of another dataset, or of a stream with another ``shuffle`` or
+                ``buffer_bytes``; or it is damaged. Nothing has been changed.
+        """
+        for name, value in self._identity().items():
+            if state_dict[name] != value:
+                raise ValueError(
+                    f"The state is of a stream with {name}={state_dict[name]!r}, this one has {value!r}."
+                )
+        seed, epochs = state_dict["seed"], state_dict["epochs"]
+        if type(seed) is not int or type(epochs) is not int or min(seed, epochs) < 0:
+            raise ValueError(f"The state is damaged: seed={seed!r}, epochs={epochs!r}.")
+        cursors = [
+            None if state_dict[name] is None else Cursor.of_state(state_dict[name], self.stream)
+            for name in ("sampled", "iterated")
+        ]
+        self._begin(self.stream.seeded(seed))
+        self._sampled, self._iterated = cursors
+        self._loaded = {SAMPLED: True, ITERATED: True}
+        self._epochs[worker_share(self.share)[1] % (1 + WORKERS)] = epochs
+
+    def __getstate__(self) -> dict[str, Any]:
+        cursors = {name: getattr(self, name) for name in ("_sampled", "_iterated")}
+        copies = {name: None if cursor is None else cursor.copy() for name, cursor in cursors.items()}
+        # The generator has given the seed and is not used again: the buffer has it.
+        return {**vars(self), **copies, "_run": None, "generator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._epochs.share_memory_()
+
+    def __repr__(self) -> str:
+        source = self.stream.source
+        return f"{type(self).__name__}({source.name!r}, {self.share})"
+
+
+def refuse_parts(**parts: Any) -> None:
+    """Raise RuntimeError if something was given that only a stored dataset has."""
+    for name, part in parts.items():
+        if part is not None:
+            raise RuntimeError(f"{name} is for a stored dataset: pass streaming=False, or leave {name} out")
+
+
+def seed_of(generator: torch.Generator | None) -> int:
+    """A seed drawn from a generator; None is the global one."""
+    return int(torch.randint(1 << 62, (), generator=generator))
+
+
+def packed_generator(generator: Any) -> Any:
+    """A generator as its device and the bytes of its state."""
+    if not isinstance(generator, torch.Generator):
+        return generator
+    return str(generator.device), generator.get_state().numpy().tobytes()
+
+
+def unpacked_generator(packed: Any) -> Any:
+    """The generator again."""
+    if not isinstance(packed, tuple):
+        return packed
+    device, state = packed
+    generator = torch.Generator(device)
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
+
+
+def stream_sampler(
+    source: EpisodeSource,
+    slicing: Slicing,
+    *,
+    batch_size: int | None,
+    shuffle: bool,
+    cameras: Sequence[str | Key] | None,
+    share: Share,
+    prefetch: int | None,
+    threads: int | None,
+    buffer_bytes: int,
+    generator: torch.Generator | None,
+) -> StreamSampler:
+    """What draws from a source as the arguments ask for.
+
+    Raises:
+        ValueError: slices do not divide the batch size, there is no such camera, or no such padding.
+        DataFormatError: the source has no episodes, or nothing that can be streamed.
+    """
+    if batch_size is not None:
+        slicing.of(batch_size)
+    ahead = 1 if prefetch is None else whole("prefetch", prefetch, 0)
+    workers = None if threads is None else whole("num_workers", threads, 0)
+    size = whole("buffer_bytes", buffer_bytes, 0)
+    leaves = stream_leaves(source, cameras)
+    stream = EpisodeStream(source, seed=seed_of(generator), shuffle=shuffle, buffer_bytes=size)
+    return StreamSampler(stream, leaves, slicing, share=share, prefetch=ahead, threads=workers)
