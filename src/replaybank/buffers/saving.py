@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,12 +37,14 @@ def state_of(buffer: ComposedBuffer, *, copy: bool = True) -> dict[str, Any]:
 
     Args:
         buffer: whose.
-        copy: False: the storage's tensors themselves where it can give them, to be read before the next
+        copy: False: the storage's tensors themselves where it can give them, to be saved before the next
             write.
     """
-    give: Any = buffer._storage.state_dict
-    views = not copy and "copy" in inspect.signature(give).parameters
-    return {"storage": give(copy=False) if views else give(), **beside_storage(buffer)}
+    storage = buffer._storage
+    return {
+        "storage": storage.state_dict() if copy else storage.state_to_save(),
+        **beside_storage(buffer),
+    }
 
 
 def beside_storage(buffer: ComposedBuffer) -> dict[str, Any]:
@@ -85,15 +86,16 @@ def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_p
 
 def restore(buffer: ComposedBuffer, path: checkpoint.StrPath, *, allow_pickle: bool) -> None:
     """Load a buffer; the caller holds the lock for writing."""
-    state = checkpoint.load(path, allow_pickle=allow_pickle)
     checkpointer = buffer._checkpointer
-    if checkpointer is None:
-        _check(buffer, state, storage=True)
-        state["storage"] = _through(buffer._load_hooks, state["storage"], "load")
-        take_over(buffer, state)
-    else:
-        _check(buffer, state, storage=False)
-        _hand_over(buffer, state, lambda: checkpointer.loads(buffer._storage, Path(path) / "storage"))
+    stored = not buffer._load_hooks and buffer._storage.takes_stored_rows  # hooks may do anything to tensors
+    with checkpoint.opened(path, allow_pickle=allow_pickle, stored=stored) as state:
+        if checkpointer is None:
+            _check(buffer, state, storage=True)
+            state["storage"] = _through(buffer._load_hooks, state["storage"], "load")
+            take_over(buffer, state)
+        else:
+            _check(buffer, state, storage=False)
+            _hand_over(buffer, state, lambda: checkpointer.loads(buffer._storage, Path(path) / "storage"))
 
 
 def _through(hooks: list[Callable[[Any], Any]], state: Any, when: str) -> Any:
@@ -216,7 +218,7 @@ class _Before:
         self._random = None if self._generator is None else self._generator.get_state()
         storage = buffer._storage
         self._stored: Mapping[str, Any] | None = None
-        if storage.initialized and not isinstance(storage, ListStorage):
+        if storage.initialized and len(storage) and not isinstance(storage, ListStorage):
             self._stored = storage.state_dict()
         else:
             # No memory that loading would write into: it would make its own, and put it in place of this.

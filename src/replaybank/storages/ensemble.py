@@ -147,6 +147,15 @@ class StorageEnsemble(Stateful):
         """The states of the parts; ``copy`` as in :meth:`Storage.state_dict`."""
         return {"storages": [storage.state_dict(copy=copy) for storage in self.storages]}
 
+    def state_to_save(self) -> dict[str, Any]:
+        """The states of the parts; see :meth:`Storage.state_to_save`."""
+        return {"storages": [storage.state_to_save() for storage in self.storages]}
+
+    @property
+    def takes_stored_rows(self) -> bool:
+        """Whether all parts do."""
+        return all(storage.takes_stored_rows for storage in self.storages)
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state.
 

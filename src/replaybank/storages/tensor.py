@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.checkpoint import Rows, StoredRows
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
@@ -20,7 +21,7 @@ from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.next_table import NextTable, links_of
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import LeafTable, Table, checked
+from replaybank.storages.table import Leaf, LeafTable, Table, checked
 
 
 class TensorStorage(Storage):
@@ -79,6 +80,7 @@ class TensorStorage(Storage):
         self._structure: Structure | None = structure
         self._table: Table | None = LeafTable(layout, dims, leaves, where, given=True)
         self.log.fill()
+        self.log.hand_out()
 
     @property
     def initialized(self) -> bool:
@@ -99,6 +101,7 @@ class TensorStorage(Storage):
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
         table, structure = self._parts()
+        self._log.hand_out()
         return structure.build(table.valid_views(self.log.length), self.shape, self.device)
 
     def _parts(self) -> tuple[Table, Structure]:
@@ -245,6 +248,27 @@ class TensorStorage(Storage):
             state.update(table.dump(len(self), tuple(self.shape), copy=copy))
         return state
 
+    def state_to_save(self) -> dict[str, Any]:
+        """The state with views of the items, and what the log tells of them; see the base class.
+
+        Given tensors, and those that :meth:`view` has handed out, may change without the log being told.
+        """
+        state = self.state_dict(copy=False)
+        log, table = self.log, self._table
+        history = log.history
+        if table is not None and history is not None:
+            keys = [show(spec.key) for spec in table.layout.leaves]
+            state["data"] = [
+                leaf if leaf is None else Rows(leaf, history, key, log.mark(), log.changed_since)
+                for leaf, key in zip(state["data"], keys, strict=True)
+            ]
+        return state
+
+    @property
+    def takes_stored_rows(self) -> bool:
+        """Whether a state may hold ``checkpoint.StoredRows``: here, always."""
+        return True
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
 
@@ -256,7 +280,7 @@ class TensorStorage(Storage):
             self.empty()
             return
         leaves = entry(state_dict, "leaves", list)
-        data: list[Tensor | None] = entry(state_dict, "data", list)
+        data: list[Leaf | None] = entry(state_dict, "data", list)
         columns = tuple(entry(state_dict, "columns", list))
         _check_columns(columns, self.ndim)
         specs = RowLayout.from_json(
@@ -285,7 +309,7 @@ class TensorStorage(Storage):
         length: int,
     ) -> None:
         """The rest of loading, once it is known what items look like."""
-        data: list[Tensor | None] = state_dict["data"]
+        data: list[Leaf | None] = state_dict["data"]
         table, structure = self._parts()
         if columns != self.columns or rows != self.rows:
             raise ValueError(
@@ -536,7 +560,7 @@ def _check_data(
     """
     lengths = {
         len(leaf)
-        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
+        if isinstance(leaf, (Tensor, StoredRows)) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
         else -1
         for leaf, spec in zip(data, specs, strict=False)
         if leaf is not None
@@ -545,7 +569,10 @@ def _check_data(
         length = entry(state, "length", int)
         lengths = {-1 if isinstance(length, bool) else length}
     if len(data) != len(specs) or len(lengths) != 1 or min(lengths) < 0:
-        found = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in data]
+        found = [
+            list(leaf.shape) if isinstance(leaf, (Tensor, StoredRows)) else type(leaf).__name__
+            for leaf in data
+        ]
         raise DataFormatError(
             f"The state is damaged: its data is {found!s:.200}, and it speaks of {len(specs)} leaves of "
             f"{[list(spec.shape) for spec in specs]!s:.200} an item in columns {columns}. Nothing has been "

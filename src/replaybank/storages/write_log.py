@@ -22,6 +22,8 @@ _EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 # A write that has begun and not finished: its number of slots (0: there is none), its first slot, and the
 # length and cursor before it.
 _PENDING, _PENDING_START, _PENDING_LENGTH, _PENDING_CURSOR = 7, 10, 11, 12
+_HISTORY = 13  # and 14: random numbers, which no other log has
+_UNSEEN = 15  # whether items may be changed without the log being told
 _REPLACING = -1  # for _PENDING: slots anywhere, whose bytes in ``cut`` have the bit _MARKED
 _MARKED = 2
 _HEADER = 16
@@ -31,11 +33,13 @@ _FIELDS = 3
 _APPENDED, _TOUCHED = 1, 2
 
 _process = 0  # another in every forked child: a write that was under way when it was forked is not its own
+_process_name = os.urandom(8).hex()  # likewise, and another in every process
 
 
 def _renew() -> None:
-    global _process
+    global _process, _process_name
     _process += 1
+    _process_name = os.urandom(8).hex()
 
 
 if hasattr(os, "register_at_fork"):
@@ -116,6 +120,7 @@ class WriteLog:
         self.cut = torch.zeros(rows, dtype=torch.bool)
         self._view()
         self._cut[0] = True
+        _name_anew(self.state)
 
     def _view(self) -> None:
         # A tensor element takes microseconds to read, a memoryview's 40 ns; other processes' writes show too.
@@ -144,6 +149,23 @@ class WriteLog:
         ints = self._ints
         length = ints[_LENGTH]
         return int(min(length, ints[_PENDING_LENGTH]) if ints[_PENDING] else length)
+
+    @property
+    def history(self) -> str | None:
+        """Names the sequence of changes that marks are places in; None if changes may go unseen.
+
+        Two logs have one name only if they share their memory.
+        """
+        ints = self._ints
+        if ints[_UNSEEN]:
+            return None
+        name = f"{ints[_HISTORY]:016x}{ints[_HISTORY + 1]:016x}"
+        # The copy that a forked child has of a log that is not shared goes its own way.
+        return name if self.state.is_shared() else f"{name}-{_process_name}"
+
+    def hand_out(self) -> None:
+        """Note that items may from now on be changed without the log being told. O(1)."""
+        self._ints[_UNSEEN] = 1
 
     @property
     def unfinished(self) -> bool:
@@ -403,6 +425,27 @@ class WriteLog:
                 )
         return LogChanges(False, appended, touched)
 
+    def changed_since(self, mark: tuple[int, ...]) -> list[tuple[int, int]] | None:
+        """The runs of rows within ``[0, rows)`` that have changed since a mark of this history.
+
+        Args:
+            mark: a :class:`LogMark`, as it was then.
+
+        Returns:
+            Runs ``(start, count)``, which may overlap; None if that is not known.
+        """
+        if len(mark) != len(LogMark._fields):
+            return None
+        changes = self.changes(LogMark(*mark))
+        if changes.everything:
+            return None
+        runs = []
+        for start, count in changes.runs:
+            runs.append((start, min(count, self.rows - start)))
+            if start + count > self.rows:
+                runs.append((0, start + count - self.rows))
+        return runs
+
     def appended_since(self, total: int) -> list[tuple[int, int, int]] | None:
         """The rows appended after the first ``total`` ever. O(events since).
 
@@ -436,7 +479,9 @@ class WriteLog:
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as copies. O(rows). Events are left out: loading makes every follower read anew."""
-        return {"header": self.state[:_HEADER].clone(), "cut": self.cut.clone()}
+        header = self.state[:_HEADER].clone()
+        header[_HISTORY:_HEADER] = 0  # this log's own, not of what it says
+        return {"header": header, "cut": self.cut.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state and start a new epoch. O(rows).
@@ -461,7 +506,9 @@ class WriteLog:
         if self.state.is_shared():
             return {"rows": self.rows, "state": self.state, "cut": self.cut}
         # Sending a tensor to a process moves its memory under our feet: what is not shared is copied.
-        return {"rows": self.rows, "state": self.state.clone(), "cut": self.cut.clone()}
+        state = self.state.clone()
+        _name_anew(state)
+        return {"rows": self.rows, "state": state, "cut": self.cut.clone()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -469,6 +516,11 @@ class WriteLog:
 
     def __repr__(self) -> str:
         return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"
+
+
+def _name_anew(state: Tensor) -> None:
+    for place in (_HISTORY, _HISTORY + 1):
+        state[place] = int.from_bytes(os.urandom(7), "little")
 
 
 def checked_state(state: object) -> tuple[list[int], Tensor]:
