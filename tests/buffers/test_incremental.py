@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import json
 import os
 import pickle
 import subprocess
@@ -19,8 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from replaybank import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictMaxValueWriter
-from replaybank.checkpoint import load, opened
+from replaybank import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorStorage,
+)
+from replaybank.checkpoint import load, opened, save
 from replaybank.checkpoint_rows import FANOUT
 from replaybank.errors import DataFormatError
 
@@ -126,7 +133,8 @@ def test_whatever_happens_between_saves_each_holds_what_was_there(
 ) -> None:
     """A model of plain lists beside it; with ``keep``, the earlier saves stay what they were."""
     path = tmp_path_factory.mktemp("saves")
-    buffer, count, model = new(), 0, []
+    buffer, count = new(), 0
+    model: list[list[int]] = []
     for what, number in [*changes, ("save", 1)]:
         if what == "extend":
             buffer.extend(items(count, number))
@@ -286,15 +294,13 @@ assert other[:].tolist() == buffer[:].tolist()
 
 @pytest.mark.parametrize("how", ["view", "given"])
 def test_tensors_that_others_may_change_are_saved_whole(how: str, tmp_path: Path) -> None:
-    from replaybank import TensorStorage
-
     buffer = new() if how == "view" else ReplayBuffer(storage=TensorStorage(items(0, 30)))
     if how == "view":
         buffer.extend(items(0, 30))
         buffer.dumps(tmp_path)
-        inside = buffer.storage.view()
-    else:
-        inside = buffer.storage.view()
+    assert isinstance(buffer.storage, TensorStorage)
+    inside = buffer.storage.view()
+    if how == "given":
         buffer.dumps(tmp_path)
     inside["frame"][3], inside["n"][3], inside["odd"][3] = 77.0, 77, True
     buffer.dumps(tmp_path)
@@ -440,10 +446,6 @@ def test_c64_killed_at_fifty_random_moments_the_state_is_that_before_or_after(tm
 
 def test_a_save_without_pieces_is_of_the_first_version_and_loads(tmp_path: Path) -> None:
     """Files of an earlier replaybank are those; what is loaded from them can be saved in pieces."""
-    import json
-
-    from replaybank.checkpoint import save
-
     buffer, other = new(), new()
     buffer.extend(items(0, 20))
     save(tmp_path, buffer.state_dict())
