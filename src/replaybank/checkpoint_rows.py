@@ -108,6 +108,8 @@ class StoredRows:
     layout = torch.strided
     device = torch.device("cpu")
 
+    _first = 0  # the row that comes first, with the others behind it in a circle
+
     def __init__(self, dtype: torch.dtype, shape: Sequence[int], pieces: Sequence[Piece]) -> None:
         self.dtype = dtype
         self.shape = torch.Size(shape)
@@ -126,8 +128,19 @@ class StoredRows:
             raise ValueError("Rows of a checkpoint are read one after the other: give a slice of step 1.")
         out = torch.empty((max(stop - first, 0), *self.shape[1:]), dtype=self.dtype)
         if out.numel():
-            self._read(first, stop, bytes_of(out))
+            memory = bytes_of(out)
+            # In a circle: what lies before its end, and what lies behind it.
+            first, stop = first + self._first, stop + self._first
+            split = min(max(len(self), first), stop)
+            self._read(first, split, memory[: (split - first) * self._row_bytes])
+            self._read(split - len(self), stop - len(self), memory[(split - first) * self._row_bytes :])
         return out
+
+    def turned(self, first: int) -> StoredRows:
+        """The same rows in another order: from ``first`` to the last, then those before it. O(pieces)."""
+        other = StoredRows(self.dtype, self.shape, self.pieces)
+        other._first = (self._first + first) % max(len(self), 1)
+        return other
 
     def check(self) -> None:
         """Read all and compare the checksums. O(bytes).
@@ -144,6 +157,8 @@ class StoredRows:
 
     def _read(self, first: int, stop: int, memory: memoryview) -> None:
         width = self._row_bytes
+        if not memory:
+            return
         for piece, starts, before in zip(self.pieces, self._starts, self._before, strict=True):
             run = max(bisect_right(starts, first) - 1, 0)
             if run >= len(starts):

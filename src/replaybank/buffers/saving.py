@@ -14,6 +14,7 @@ from torch import Tensor
 from replaybank import checkpoint
 from replaybank.buffers.prefetch import copied
 from replaybank.storages.list import ListStorage
+from replaybank.storages.resize import Move
 
 if TYPE_CHECKING:
     from replaybank.buffers.base import ComposedBuffer
@@ -67,7 +68,28 @@ def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> None:
         ValueError: the state is damaged, or of other parts; nothing has been changed.
     """
     _check(buffer, state, storage=True)
-    _hand_over(buffer, state, lambda: buffer._storage.load_state_dict(state["storage"]))
+    with _explained("storage", _saved_kind(state, "storage"), _kinds(buffer).get("storage")):
+        move = buffer._storage.move_of(state["storage"])
+    moved = state if move is None else _moved(buffer, state, move)
+    _hand_over(buffer, moved, lambda: buffer._storage.load_state_dict(state["storage"]))
+
+
+def _moved(buffer: ComposedBuffer, state: Mapping[str, Any], move: Move) -> dict[str, Any]:
+    """The state of everything but the storage, for items that come to lie elsewhere in a larger one."""
+    with _explained("sampler", _saved_kind(state, "sampler"), _kinds(buffer).get("sampler")):
+        sampler = buffer._sampler.moved(state["sampler"], move)
+    with _explained("writer", _saved_kind(state, "writer"), _kinds(buffer).get("writer")):
+        writer = buffer._writer.moved(state["writer"], move)
+    ahead = state["ahead"]
+    if move.first:
+        with _explained("batches drawn ahead", None, None):
+            # They are read again: an entry "index" in their data says where the items were.
+            ahead = [{**one, "index": _moved_index(one["index"], move), "data": None} for one in ahead]
+    return {**state, "sampler": sampler, "writer": writer, "ahead": ahead}
+
+
+def _moved_index(index: Any, move: Move) -> Any:
+    return (move.row(index[0]), *index[1:]) if isinstance(index, tuple) else move.row(index)
 
 
 def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_pickle: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from replaybank.checkpoint import Stateful
+from replaybank.storages.resize import Move
 from replaybank.trajectories.signals import Key, StepSource
 
 Index: TypeAlias = "Tensor | tuple[Tensor, ...]"
@@ -170,6 +171,20 @@ class Sampler(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """The full state: tensors and plain values. Here: none."""
         return {}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state of a sampler of this kind for a storage whose rows have moved; that itself is not changed.
+
+        Raises:
+            ValueError: it cannot follow.
+        """
+        if move.first and state_dict:
+            raise ValueError(
+                f"The state is of a storage of {move.before} rows that had gone round; in one of {move.rows} "
+                f"the items lie elsewhere, which the state of a {type(self).__name__} cannot follow. Load it "
+                "into a storage of that size. Nothing has been changed."
+            )
+        return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` itself is not changed."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from replaybank.samplers.base import SampledStorage, Sampler
 from replaybank.samplers.locking import ThreadLock
 from replaybank.samplers.priorities import ALPHA, BETA, EPS, PriorityTable
+from replaybank.storages.resize import Move
 
 PRIORITY_WEIGHT = "priority_weight"
 """Key of the importance weights in the info."""
@@ -202,6 +203,15 @@ class PrioritySampler(Sampler):
         """Weights, exponents, the largest priority, and how far the storage had been followed. O(N)."""
         with self._lock:
             return {**self._table.state_dict(), "reduction": self.reduction}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved: every item keeps its priority."""
+        weights = state_dict["weights"]
+        if not move.first:
+            return state_dict
+        if state_dict["total"] is None or weights.numel() != move.length * move.width:
+            return super().moved(state_dict, move)
+        return {**state_dict, "weights": move.turned_items(weights)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` itself is not changed. O(N).

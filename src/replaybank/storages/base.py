@@ -15,6 +15,7 @@ from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
+from replaybank.storages.resize import Move
 from replaybank.storages.write_log import WriteLog, checked_state
 
 T = TypeVar("T")
@@ -362,6 +363,14 @@ class Storage(Stateful):
         # A storage of a user's own may know nothing of copies.
         views = "copy" in inspect.signature(self.state_dict).parameters
         return self.state_dict(copy=False) if views else self.state_dict()
+
+    def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
+        """Where the rows of a state come to lie when this storage loads it; None: where they were. O(1).
+
+        Raises:
+            ValueError: there are more than this storage has room for.
+        """
+        return None
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -156,6 +156,9 @@ class StorageEnsemble(Stateful):
         """Whether all parts do."""
         return all(storage.takes_stored_rows for storage in self.storages)
 
+    def move_of(self, state_dict: Mapping[str, Any]) -> None:
+        """Nothing moves: the parts are as large as they were."""
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state.
 
@@ -167,6 +170,12 @@ class StorageEnsemble(Stateful):
             raise ValueError(
                 f"The state is of {len(states)} storages, the ensemble has {len(self.storages)}."
             )
+        for number, (storage, state) in enumerate(zip(self.storages, states, strict=True)):
+            if storage.move_of(state) is not None:  # the samplers of the parts would not know
+                raise ValueError(
+                    f"The state of part {number} is of another capacity than the storage: make it as large. "
+                    "Nothing has been changed."
+                )
         for storage, state in zip(self.storages, states, strict=True):
             storage.load_state_dict(state)
 

@@ -20,8 +20,10 @@ from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.next_table import NextTable, links_of
+from replaybank.storages.resize import Move, move_to, resized
 from replaybank.storages.structure import Differs, Structure, show
 from replaybank.storages.table import Leaf, LeafTable, Table, checked
+from replaybank.storages.write_log import checked_state
 
 
 class TensorStorage(Storage):
@@ -269,11 +271,23 @@ class TensorStorage(Storage):
         """Whether a state may hold ``checkpoint.StoredRows``: here, always."""
         return True
 
+    def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
+        """Where the rows of a state come to lie; see the base class."""
+        if not state_dict.get("initialized"):
+            return None
+        columns = tuple(entry(state_dict, "columns", list))
+        _check_columns(columns, self.ndim)
+        checked_state(state_dict.get("log"))
+        return move_to(state_dict["log"], self.rows_with(columns), columns_count((1, *columns)))
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
 
+        It may be of another capacity: items keep their places if there is room for them; where they had gone
+        round a smaller storage they come to lie in order, the oldest first. Dtypes may differ within a kind.
+
         Raises:
-            ValueError: items of another structure or another capacity; nothing has been changed.
+            ValueError: items of another structure, or more than there is room for; nothing has been changed.
             DataFormatError: the state is damaged; nothing has been changed.
         """
         if not entry(state_dict, "initialized", bool):
@@ -288,12 +302,14 @@ class TensorStorage(Storage):
         ).leaves
         length = _check_data(data, specs, columns, state_dict)
         rows = check_log(entry(state_dict, "log", dict), length)
+        move = self.move_of(state_dict)
         before = self._before_change()
         try:
             if self._table is None:
                 structure = Structure.from_json(state_dict.get("structure"), [spec.key for spec in specs])
-                self._check_rows(rows, columns)
                 self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
+            if move is not None:
+                state_dict, rows = resized(state_dict, move), move.rows
             self._take_over(state_dict, rows, columns, specs, length)
         except BaseException as error:
             self._give_up(self._log, error)
@@ -313,8 +329,8 @@ class TensorStorage(Storage):
         table, structure = self._parts()
         if columns != self.columns or rows != self.rows:
             raise ValueError(
-                f"The state is of {rows} rows with columns {columns}; this storage has {self.rows} rows with "
-                f"columns {self.columns}. Make the storage of that size."
+                f"The state is of columns {columns}; this storage has columns {self.columns}. Make the "
+                "storage with those columns. Nothing has been changed."
             )
         numbers = {spec.key: number for number, spec in enumerate(specs)}
         if set(numbers) != set(structure.keys):
@@ -352,9 +368,6 @@ class TensorStorage(Storage):
 
     def _drop(self, table: Table) -> None:
         """Give up a table that was just allocated."""
-
-    def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
-        """Raise ValueError if a storage not yet initialised cannot have these rows."""
 
     def _initialize(
         self, structure: Structure, specs: list[LeafSpec], columns: tuple[int, ...], device: torch.device
@@ -520,13 +533,6 @@ class LazyTensorStorage(TensorStorage):
             layout = RowLayout(specs, [None] * len(specs), 0)
             table = EncodedTable.allocate(layout, table, self.encoded, arena, grows=grows, fresh=fresh)
         return table
-
-    def _check_rows(self, rows: int, columns: tuple[int, ...]) -> None:
-        mine = self.rows_with(columns)
-        if rows != mine:
-            raise ValueError(
-                f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
-            )
 
     def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
         if self.shared_init:

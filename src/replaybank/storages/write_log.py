@@ -518,6 +518,32 @@ class WriteLog:
         return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"
 
 
+def cursor_and_length(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Where the next regular write goes, and the number of valid rows, of a checked state."""
+    header = state["header"]
+    return int(header[_CURSOR]), int(header[_LENGTH])
+
+
+def moved_state(state: Mapping[str, Any], rows: int, first: int) -> dict[str, Any]:
+    """The checked state of a log, for one with another number of rows. O(rows).
+
+    Args:
+        state: its rows, if not all of them are valid, stay where they are.
+        rows: capacity along time, at least the number of valid rows.
+        first: the row that becomes row 0, with the others behind it in a circle; where all rows are valid
+            and the next write replaces the oldest, the row that it replaces.
+    """
+    header, length = state["header"].clone(), int(state["header"][_LENGTH])
+    cut = torch.zeros(rows, dtype=torch.bool)
+    cut[:length] = state["cut"][:length].roll(-first, 0)
+    full = length == len(state["cut"])
+    header[_CURSOR] = length % rows if full else header[_CURSOR] % rows
+    # Nothing joins across the write cursor, and what has room left has not gone round.
+    cut[int(header[_CURSOR])] = True
+    cut[0] = True
+    return {"header": header, "cut": cut}
+
+
 def _name_anew(state: Tensor) -> None:
     for place in (_HISTORY, _HISTORY + 1):
         state[place] = int.from_bytes(os.urandom(7), "little")
