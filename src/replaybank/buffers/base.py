@@ -132,6 +132,7 @@ class ComposedBuffer(Stateful):
         self._writer.register_storage(self._storage)
         self._sampler.register_storage(self._storage)
         if self._shared:
+            self._sampler.guarded = True
             self._sampler.share_memory_()
         if self._generator is not None:
             self._sampler.generator = self._generator

@@ -87,9 +87,12 @@ class Sampler(Stateful):
     Attributes:
         generator: where every random draw comes from; ``None``: torch's global generator. The buffer hands
             it down; it is not part of the state.
+        guarded: whether a lock between processes is held whenever the sampler is used; a buffer that is
+            shared sets it.
     """
 
     generator: torch.Generator | None = None
+    guarded: bool = False
 
     @abstractmethod
     def sample(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:

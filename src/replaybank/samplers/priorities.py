@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, MutableSequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from replaybank.weights.sum_tree import SumTree
 # Whole numbers of the state. The epoch and the total are the log's at the last look; KNOWN is the number of
 # items that had a weight then; the last two belong to slices.
 EPOCH, TOTAL, KNOWN, NEEDED, FIRST_STEPS = range(5)
+# How often a change that was broken off has been made good, and who is at it (a process, 0 for none).
+REPAIRS, _CHANGING = 6, 7
 # Real ones.
 ALPHA, BETA, EPS, LARGEST = range(4)
 
@@ -228,7 +231,9 @@ class PriorityTable:
             return  # written for the first time just now: only the storage knows its columns
         if log.length * self._width > self.tree.capacity:
             raise self._outgrown(log.length * self._width)
-        if number[EPOCH] != log.epoch or log.total < number[TOTAL]:
+        if log.mended(number[EPOCH]) and log.total >= number[TOTAL]:
+            self._mend(log)
+        elif number[EPOCH] != log.epoch or log.total < number[TOTAL]:
             self._adopt(log)
         else:
             runs = log.appended_since(number[TOTAL])
@@ -238,6 +243,16 @@ class PriorityTable:
                 self._renew([(start, count) for start, count, _ in runs], log.rows)
         number[EPOCH], number[TOTAL] = log.epoch, log.total
         number[KNOWN] = log.length * self._width
+
+    def _mend(self, log: WriteLog) -> None:
+        """Keep the weights over a write that was broken off and made good."""
+        there = log.length * self._width
+        if self.tree.capacity > there:
+            self.tree.fill(there, self.tree.capacity - there, 0.0)
+        # Which rows are new is not known any more; as many as there are lie before the cursor.
+        count = min(log.total - self.number[TOTAL], log.length)
+        if count:
+            self._renew([((log.cursor - count) % log.length, count)], log.length)
 
     def _adopt(self, log: WriteLog) -> None:
         """Look at a storage for the first time, or at one of which nothing is known any more."""
@@ -287,6 +302,34 @@ class PriorityTable:
         else:
             fill(start * width, (rows - start) * width, weight)
             fill(0, (start + count - rows) * width, weight)
+
+    # ---- changes that are broken off
+
+    def begin(self, guarded: bool) -> None:
+        """Note that somebody is at it. If whoever was before did not end, the sums are made anew, O(N).
+
+        Args:
+            guarded: a lock between processes is held, so that whoever has begun and not ended is no more.
+
+        Raises:
+            RuntimeError: another process is at it.
+        """
+        number = self.number
+        owner = number[_CHANGING]
+        if owner:
+            if not guarded and owner != _me and self.ints.is_shared() and _is_alive(owner):
+                raise RuntimeError(
+                    f"This sampler is shared, and process {owner} is using it at this moment: without a "
+                    "buffer nothing keeps processes apart. Put it into a ReplayBuffer(shared=True), which "
+                    "has a lock between processes."
+                )
+            self.tree.refresh()
+            number[REPAIRS] += 1
+        number[_CHANGING] = _me
+
+    def end(self) -> None:
+        """Note that the change is done."""
+        self.number[_CHANGING] = 0
 
     # ---- room
 
@@ -517,6 +560,7 @@ class PriorityTable:
         if not self.ints.is_shared():
             # Sending a tensor to a process would move its memory under our feet.
             state["ints"], state["reals"] = self.ints.clone(), self.reals.clone()
+            state["ints"][_CHANGING] = 0
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -530,3 +574,25 @@ def _shape_of(index: Any) -> tuple[int, ...]:
     if isinstance(index, tuple) and any(isinstance(part, Tensor) for part in index):
         return (*torch.as_tensor(index[0]).shape, len(index))
     return tuple(torch.as_tensor(index).shape)
+
+
+_me = os.getpid()  # asking costs as much as the rest of what it is asked for
+
+
+def _renew() -> None:
+    global _me
+    _me = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # another user's
+    return True

@@ -22,11 +22,53 @@ GENERATION = "_generation"
 _REDUCTIONS = ("max", "min", "median", "mean")
 
 
+class _TableLock(ThreadLock):
+    """The lock of a sampler, taken to look at its priorities or to change them.
+
+    A change that was broken off, because its process was killed or interrupted, is made good by who takes the
+    lock next.
+
+    Args:
+        table: the priorities.
+        guarded: a lock between processes, the buffer's, is held by whoever takes this one.
+    """
+
+    def __init__(self, table: PriorityTable, guarded: bool = False) -> None:
+        self._table = table
+        self.guarded = guarded
+        super().__init__()
+
+    def renew(self) -> None:
+        """Forget who holds it."""
+        super().renew()
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._depth == 0:
+            try:
+                self._table.begin(self.guarded)
+            except BaseException:
+                self._lock.release()
+                raise
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and (error[0] is None or isinstance(error[1], Exception)):
+            self._table.end()
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TableLock, (self._table, self.guarded)
+
+
 class PrioritySampler(Sampler):
     """A sampler with a priority for every item, whatever it draws.
 
-    Thread-safe. Pickled, it is copied, or shared after :meth:`share_memory_`; between processes the buffer's
-    lock guards it.
+    Thread-safe. Pickled, it is copied, or shared after :meth:`share_memory_`; between processes the lock of a
+    ``ReplayBuffer(shared=True)`` guards it. Without one it raises RuntimeError if it finds another process at
+    it; processes that take turns may use it.
 
     Args:
         table: the priorities.
@@ -37,8 +79,17 @@ class PrioritySampler(Sampler):
         if reduction not in _REDUCTIONS:
             raise ValueError(f"reduction={reduction!r}: give one of {', '.join(_REDUCTIONS)}.")
         self.reduction = reduction
-        self._lock = ThreadLock()
         self._table = table
+        self._lock = _TableLock(table)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a lock between processes is held whenever this is used; a shared buffer sets it."""
+        return self._lock.guarded
+
+    @guarded.setter
+    def guarded(self, value: bool) -> None:
+        self._lock.guarded = value
 
     def _changed(self, items: Tensor | None) -> None:
         """Hear that the weights of some items have changed, or of all; for what is derived from them."""

@@ -23,7 +23,9 @@ _EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 # length and cursor before it.
 _PENDING, _PENDING_START, _PENDING_LENGTH, _PENDING_CURSOR = 7, 10, 11, 12
 _HISTORY = 13  # and 14: random numbers, which no other log has
-_UNSEEN = 15  # whether items may be changed without the log being told
+# Whether items may be changed without the log being told, in the lowest bit; above it, the epoch that began
+# with the last broken-off write that was made good.
+_UNSEEN = 15
 _REPLACING = -1  # for _PENDING: slots anywhere, whose bytes in ``cut`` have the bit _MARKED
 _MARKED = 2
 _HEADER = 16
@@ -157,7 +159,7 @@ class WriteLog:
         Two logs have one name only if they share their memory.
         """
         ints = self._ints
-        if ints[_UNSEEN]:
+        if ints[_UNSEEN] & 1:
             return None
         name = f"{ints[_HISTORY]:016x}{ints[_HISTORY + 1]:016x}"
         # The copy that a forked child has of a log that is not shared goes its own way.
@@ -165,7 +167,15 @@ class WriteLog:
 
     def hand_out(self) -> None:
         """Note that items may from now on be changed without the log being told. O(1)."""
-        self._ints[_UNSEEN] = 1
+        self._ints[_UNSEEN] |= 1
+
+    def mended(self, epoch: int) -> bool:
+        """Whether since ``epoch`` nothing became void but a broken-off write, which was made good.
+
+        Then the rows there were then are the ones there are now, and some of them copies of others.
+        """
+        ints = self._ints
+        return epoch >= 0 and epoch + 1 == ints[_EPOCH] == ints[_UNSEEN] >> 1
 
     @property
     def unfinished(self) -> bool:
@@ -245,6 +255,7 @@ class WriteLog:
         cuts[cursor] = True
         ints[_LENGTH], ints[_CURSOR], ints[_CONTINUES] = length, cursor, 0
         ints[_EPOCH] += 1
+        ints[_UNSEEN] = ints[_UNSEEN] & 1 | ints[_EPOCH] << 1
         ints[_BASE] = ints[_TOTAL]
         self._begin_epoch()
         ints[_PENDING] = 0  # last: who is interrupted before has the same to do again
