@@ -377,6 +377,14 @@ def _global(prefetch: int | None, sampler: Callable[[], Any]) -> TensorDictRepla
     return buffer
 
 
+def settle(buffer: TensorDictReplayBuffer) -> None:
+    """Wait until as much has been drawn ahead as will be."""
+    ahead = buffer._prefetcher
+    assert ahead is not None
+    with ahead._changed:
+        ahead._changed.wait_for(lambda: not ahead._may_draw())
+
+
 @pytest.mark.parametrize(
     "sampler", [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(50, 0.7, 0.5)]
 )
@@ -403,10 +411,8 @@ def test_where_others_draw_between_batches_a_run_is_repeated_by_its_seed() -> No
             out.append(buffer.sample()["n"].tolist())
             if step >= 5:
                 out.append(torch.rand(2).tolist())
-            ahead = buffer._prefetcher
-            if settled and ahead is not None:
-                with ahead._changed:
-                    ahead._changed.wait_for(lambda: not ahead._may_draw())
+            if settled:
+                settle(buffer)
         buffer.close()
         return out
 
@@ -433,9 +439,6 @@ def test_the_thread_leaves_the_global_generator_alone() -> None:
     buffer = _global(5, RandomSampler)
     buffer.sample()
     state = torch.get_rng_state()
-    ahead = buffer._prefetcher
-    assert ahead is not None
-    with ahead._changed:
-        ahead._changed.wait_for(lambda: not ahead._may_draw())
+    settle(buffer)
     assert torch.equal(state, torch.get_rng_state())
     buffer.close()

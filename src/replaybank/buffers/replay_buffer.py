@@ -42,7 +42,10 @@ class ReplayBuffer(ComposedBuffer):
         collate_fn: makes a batch of what a storage of objects gives, a list of items. By default TensorDicts,
             tensors, arrays, numbers, and tuples and dicts of them are stacked.
         pin_memory: give batches in page-locked memory; ignored, with a warning, without an accelerator.
-        prefetch: number of batches that a background thread keeps ready; needs ``batch_size``.
+        prefetch: number of batches that a background thread keeps ready; needs ``batch_size``. Batches are
+            the same without it, as long as nothing is written in between; without a ``generator``, as long as
+            nobody else draws from torch's global one in between, too. If somebody does, a seeded program
+            still repeats itself.
         transform: a callable, an ``nn.Module``, an object with ``inv`` (called on writing), or a list.
         transform_factory: makes the transform, at the first use of the buffer.
         batch_size: items of a batch, unless :meth:`sample` is told otherwise.
