@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCHRL := $(VENV)/torchrl
 SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml requirements-dev.txt
 
 # Threads that spin while they wait ruin each other on shared cores: training is three times as fast without.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test docs sanitize clean
+.PHONY: demo test torchrl docs sanitize clean
 
 demo: $(STAMP)
 	$(BIN)/replaybank demo
@@ -19,7 +20,15 @@ test: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	TD_CHECK_INVARIANTS=1 $(BIN)/pytest
+	$(MAKE) torchrl
 	$(MAKE) docs
+
+# torchrl's transforms in our buffers. Its Python part is enough, in a folder that nothing else sees; where it
+# cannot be fetched, the tests are skipped and say so.
+torchrl: $(STAMP)
+	test -e $(TORCHRL)/torchrl || $(BIN)/python -m pip install --quiet --no-deps --target $(TORCHRL) \
+		"torchrl==0.14.1" packaging || rm -rf $(TORCHRL)
+	PYTHONPATH=$(TORCHRL) $(BIN)/pytest -q tests/buffers/test_torchrl_transforms.py
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

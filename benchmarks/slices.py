@@ -9,14 +9,10 @@ not. Beside it: NumPy as a careful user writes it by hand, and torchrl where it 
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
-import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -25,7 +21,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from rounds import Call, Contender, Medians, Parts, Skipped, compare, show
+from rounds import Call, Medians, Parts, Skipped, measure, options, setting, show
 
 TRAJECTORY = 100
 """Steps of a trajectory."""
@@ -57,10 +53,6 @@ def steps(first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         "episode": (number // TRAJECTORY).astype(np.int32),
         "step": (number % TRAJECTORY).astype(np.int32),
     }
-
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""What says how many threads torch and NumPy start: one, so that contenders do the same."""
 
 
 class Replay(ABC):
@@ -184,11 +176,18 @@ class ByHandCached(ByHand):
 class Buffers(Replay):
     """A library's TensorDictReplayBuffer with a LazyTensorStorage and slice samplers."""
 
-    def __init__(self, capacity: int, library: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        library: Any,
+        sampler: str = "SliceSampler",
+        given: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> None:
         super().__init__(capacity)
         self.buffer = library.TensorDictReplayBuffer(storage=library.LazyTensorStorage(capacity))
         self.samplers = {
-            shape: library.SliceSampler(slice_len=length, traj_key="episode", **options)
+            shape: getattr(library, sampler)(*given, slice_len=length, traj_key="episode", **options)
             for shape, (length, _) in SHAPES.items()
         }
         self.shape = ""
@@ -221,19 +220,13 @@ class Buffers(Replay):
             self.shape = shape
 
 
+def ours() -> Any:
+    """replaybank, imported in the contender's process only."""
+    return importlib.import_module("replaybank")
+
+
 def _replaybank(capacity: int) -> Replay:
-    from types import SimpleNamespace
-
-    from replaybank.buffers.tensordict import TensorDictReplayBuffer
-    from replaybank.samplers.slice import SliceSampler
-    from replaybank.storages import LazyTensorStorage
-
-    ours = SimpleNamespace(
-        TensorDictReplayBuffer=TensorDictReplayBuffer,
-        SliceSampler=SliceSampler,
-        LazyTensorStorage=LazyTensorStorage,
-    )
-    return Buffers(capacity, ours)
+    return Buffers(capacity, ours())
 
 
 def _torchrl(capacity: int) -> Replay:
@@ -291,46 +284,23 @@ def table(sizes: list[int], contenders: list[str], medians: dict[int, Medians]) 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1e5, 1e6], help="steps stored, N; 1e7 too")
-    parser.add_argument("--rounds", type=int, default=9, help="visits to each contender")
-    parser.add_argument("--seconds", type=float, default=0.5, help="longest stay at a case in one round")
-    parser.add_argument("--calls", type=int, default=200, help="most batches of a case in one round")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="contenders")
-    parser.add_argument("--quick", action="store_true", help="N 1e4, one short round: to see that it runs")
-    options = parser.parse_args()
-    if options.quick:
-        options.sizes, options.rounds, options.seconds, options.calls = [1e4], 1, 0.05, 5
-    for name in THREADS:
-        os.environ[name] = "1"  # the contenders' processes read it when they start
-    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
-    sizes = [int(size) for size in options.sizes]
-    if min(sizes) < WRITTEN:
-        parser.error(f"--sizes: at least {WRITTEN} steps, which are written before a batch")
-    contenders = list(options.only)
+    chosen = options(__doc__, CONTENDERS, [1e5, 1e6])
+    if min(chosen.sizes) < WRITTEN:
+        raise SystemExit(f"--sizes: at least {WRITTEN} steps, which are written before a batch")
+    contenders = list(chosen.only)
+    cases = [case_name(shape, write) for write in WRITES for shape in SHAPES]
     medians: dict[int, Medians] = {}
-    for size in sizes:
-        with ExitStack() as stack:
-            processes = []
-            for name in list(contenders):
-                contender = stack.enter_context(Contender(name, partial(make, name, size)))
-                try:
-                    contender.ready()
-                except Skipped as reason:
-                    print(f"{name} is left out: {reason}")
-                    contenders.remove(name)
-                    continue
-                processes.append(contender)
-            cases = [case_name(shape, write) for write in WRITES for shape in SHAPES]
-            medians[size] = compare(
-                processes, cases, rounds=options.rounds, seconds=options.seconds, calls=options.calls
-            )
+    for size in chosen.sizes:
+
+        def make_one(name: str, capacity: int = size) -> Any:
+            return partial(make, name, capacity)
+
+        medians[size] = measure(make_one, contenders, cases, chosen)
     print(
-        f"Medians of single batches, {options.rounds} rounds, one thread; steps of 174 bytes, "
-        f"trajectories of {TRAJECTORY}.\nPython {platform.python_version()}, torch {torch.__version__}, "
-        f"NumPy {np.__version__}, {platform.machine()}, {os.cpu_count()} cores.\n"
+        f"Medians of single batches, {chosen.rounds} rounds, one thread; steps of 174 bytes, "
+        f"trajectories of {TRAJECTORY}.\n{setting(('torch', 'numpy', 'torchrl'))}\n"
     )
-    print(table(sizes, contenders, medians))
+    print(table(chosen.sizes, contenders, medians))
 
 
 if __name__ == "__main__":

@@ -320,17 +320,24 @@ void bind_trajectory_index(nb::module_& m) {
     });
     m.def("trajectory_apply", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
                                  i64 length, i64 min_length, i64 rows, i64 start, i64 count, Address flags,
-                                 Address before, Address cut) {
+                                 Address before, Address cut, i64 step) {
         auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
-        return tr::apply(index, rows, start, count, at<tr::u8>(flags), at<tr::u8>(before), at<tr::u8>(cut));
+        return tr::apply(index, rows, start, count, at<tr::u8>(flags), at<tr::u8>(before), at<tr::u8>(cut), step);
     }, nogil);
     m.def("trajectory_changes", [](Address values, i64 count, i64 columns, i64 bytes, Address after,
                                    Address flags) {
         tr::changes(at<tr::u8>(values), count, columns, bytes, at<tr::u8>(after), at<tr::u8>(flags));
     }, nogil);
+    m.def("trajectory_changes_in_place", [](Address values, i64 step, i64 bytes, i64 rows, i64 start, i64 count,
+                                            bool goes_on, Address flags) {
+        tr::changes_in_place(at<tr::u8>(values), step, bytes, rows, start, count, goes_on, at<tr::u8>(flags));
+    }, nogil);
     m.def("copy_bytes", [](Address from, i64 count, Address to) {
         std::memcpy(at<void>(to), at<void>(from), static_cast<std::size_t>(count));
     });
+    m.def("copy_spread", [](Address from, i64 stride, i64 bytes, i64 count, Address to) {
+        tr::copy_spread(at<tr::u8>(from), stride, bytes, count, at<tr::u8>(to));
+    }, nogil);
     m.def("trajectory_evaluate", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded,
                                     i64 columns, i64 length, i64 min_length) {
         auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);

@@ -74,13 +74,13 @@ struct Tree {
     // Asks for what a descent, or a recomputation, reads of the 16 siblings that begin with `node`.
     void prefetch_sums(int l, i64 node) const {
         const u8* at = l ? block(l, node) : reinterpret_cast<const u8*>(leaves() + node);
-        __builtin_prefetch(at);
-        if (l || sizeof(T) == 8) __builtin_prefetch(at + 64);
+        __builtin_prefetch(at, 0, 2);
+        if (l || sizeof(T) == 8) __builtin_prefetch(at + 64, 0, 2);
     }
     void prefetch(int l, i64 node) const {
         prefetch_sums(l, node);
         if (l) {
-            __builtin_prefetch(block(l, node) + 128), __builtin_prefetch(block(l, node) + 192);
+            __builtin_prefetch(block(l, node) + 128, 0, 2), __builtin_prefetch(block(l, node) + 192, 0, 2);
         }
     }
 };
@@ -230,7 +230,7 @@ Verdict update(const Tree<T>& tree, i64 limit, const i64* items, i64 count, cons
         kept[static_cast<std::size_t>(k)] = old ? -1 : item;
         if (!old && value > largest) largest = value;
         weights[static_cast<std::size_t>(k)] = value + eps;
-        __builtin_prefetch(tree.leaves() + item, 1);
+        __builtin_prefetch(tree.leaves() + item, 1, 2);
         tree.prefetch(1, item / kFan / kFan * kFan);
     }
     if (sizeof(T) == 8) {

@@ -234,13 +234,15 @@ inline u64 pack(const u8* flags, i64 stride, const u8* cuts, i64 n) {
 }
 
 // The signals of rows start .. start + count - 1 (modulo rows) were read: brings both sets up to date.
-//   flags    uint8 [count, columns], 0 or not: a trajectory ends with this step.
+//   flags    uint8 [count, columns], 0 or not: a trajectory ends with this step. One row is `step` bytes behind the
+//            one before it, `columns` if they lie side by side.
 //   before   uint8 [columns] or null: the same for the row before `start`, where it may have changed.
 //   cut      uint8 [rows] or null (nothing is cut): the row does not continue the one before it.
 // A row is a last step if its flag is set, the next row is cut from it, or there is none (row length - 1 < rows - 1).
 // Gives whether the run lies within the valid rows, and these within the storage; else nothing is done.
 // O(count / 64 + trajectories touched) a column, and the reading of the flags.
-inline bool apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags, const u8* before, const u8* cut) {
+inline bool apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags, const u8* before, const u8* cut,
+                  i64 step) {
     const i64 length = index.length, columns = index.columns;
     if (rows > index.padded || length < 0 || length > rows || start < 0 || count < 0 || count > length) return false;
     if (start >= rows || (start > length - count && length < rows)) return false;
@@ -256,19 +258,19 @@ inline bool apply(Index& index, i64 rows, i64 start, i64 count, const u8* flags,
                 const i64 first = row & ~i64{63}, stop = first + 64 < to ? first + 64 : to;
                 // The row behind the last one of the storage is row 0, which lies elsewhere in `cut`.
                 const i64 plain = stop == rows ? stop - 1 : stop;
-                u64 bits = plain > row ? pack(flag, columns, cut ? cut + row : nullptr, plain - row) : 0;
+                u64 bits = plain > row ? pack(flag, step, cut ? cut + row : nullptr, plain - row) : 0;
                 if (stop == rows) {
-                    const bool ends = flag[(plain - row) * columns] || (cut && cut[0]);
+                    const bool ends = flag[(plain - row) * step] || (cut && cut[0]);
                     bits |= static_cast<u64>(ends) << (plain - row);
                 }
                 if (stop == length && length < rows) bits |= u64{1} << (length - 1 - row);
                 index.last.replace((base + row) >> 6, mask_between(row - first, stop - first), bits << (row - first));
-                flag += (stop - row) * columns;
+                flag += (stop - row) * step;
                 row = stop;
             }
         };
         mark(start, end, flags + column);
-        mark(0, tail, flags + (end - start) * columns + column);
+        mark(0, tail, flags + (end - start) * step + column);
         if (has_before) index.last.assign(base + row_before, (before && before[column]) || (cut && cut[start]));
 
         i64 previous = circle_before(index.last, base, has_before ? row_before : start, length);
@@ -300,6 +302,44 @@ inline void changes(const u8* values, i64 count, i64 columns, i64 bytes, const u
     }
     for (i64 k = 0; k < columns; ++k)
         flags[n + k] = after && std::memcmp(values + (n + k) * bytes, after + k * bytes, size) != 0;
+}
+
+// The same for the identities of one column where they are stored: that of row r is at values + r * step. Flags of the
+// row before `start` and of rows start .. start + count - 1 (modulo rows), count + 1 in all; the last row's is 0
+// unless `goes_on` says that the row behind it continues it.
+inline void changes_in_place(const u8* values, i64 step, i64 bytes, i64 rows, i64 start, i64 count, bool goes_on,
+                             u8* flags) {
+    const auto size = static_cast<std::size_t>(bytes);
+    const u8* here = values + (start > 0 ? start - 1 : rows - 1) * step;
+    for (i64 k = 0; k <= count; ++k) {
+        const i64 row = start + k < rows ? start + k : start + k - rows;
+        const u8* next = values + row * step;
+        if (bytes == 4) {
+            u32 a, b;
+            std::memcpy(&a, here, 4);
+            std::memcpy(&b, next, 4);
+            flags[k] = a != b;
+        } else if (bytes == 8) {
+            u64 a, b;
+            std::memcpy(&a, here, 8);
+            std::memcpy(&b, next, 8);
+            flags[k] = a != b;
+        } else {
+            flags[k] = std::memcmp(here, next, size) != 0;
+        }
+        here = next;
+    }
+    if (!goes_on) flags[count] = 0;
+}
+
+// `count` values of `bytes` bytes each, `stride` bytes apart, copied side by side. O(count * bytes).
+inline void copy_spread(const u8* from, i64 stride, i64 bytes, i64 count, u8* to) {
+    if (bytes == 1) {
+        for (i64 k = 0; k < count; ++k) to[k] = from[k * stride];
+        return;
+    }
+    const auto size = static_cast<std::size_t>(bytes);
+    for (i64 k = 0; k < count; ++k) std::memcpy(to + k * bytes, from + k * stride, size);
 }
 
 // Evaluates all trajectories anew, after `min_length` has changed. O(slots / 64 + trajectories).

@@ -12,7 +12,16 @@ import torch
 from tensordict import TensorDict, tensorclass
 from torch import Tensor
 
-from replaybank.storages import LazyStackStorage, ListStorage, Storage
+from replaybank.storages import (
+    CompressedListStorage,
+    EncodedFrames,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+    TensorStorage,
+)
 
 
 class Step(NamedTuple):
@@ -245,3 +254,57 @@ def check_state(storage: Storage, fresh: Callable[[], Storage], kind: DataKind, 
         other.load_state_dict(state)
         check_storage(other, kind, model)
     check_storage(pickle.loads(pickle.dumps(storage)), kind, model)
+
+
+Factory = Callable[[int, tuple[int, ...], DataKind], Storage]
+
+COLUMNS: list[tuple[int, ...]] = [(), (3,), (2, 2)]
+
+
+def _given(rows: int, columns: tuple[int, ...], kind: DataKind) -> Storage:
+    dense = LazyTensorStorage(items_in(rows, columns), ndim=1 + len(columns))
+    dense.set(range(rows), kind.make(torch.zeros((rows, *columns), dtype=torch.int64)))
+    return TensorStorage(dense.get(slice(None)), ndim=1 + len(columns))
+
+
+def items_in(rows: int, columns: tuple[int, ...]) -> int:
+    """Items of so many rows."""
+    return rows * torch.Size(columns).numel()
+
+
+AS_PNG: dict[Any, EncodedFrames] = {
+    "last": EncodedFrames("png"),
+    ("in", "first"): EncodedFrames("png", channels_first=True),
+}
+
+STORAGES: dict[str, Factory] = {
+    "list": lambda rows, columns, kind: ListStorage(rows),
+    "stack": lambda rows, columns, kind: LazyStackStorage(rows),
+    "compressed": lambda rows, columns, kind: CompressedListStorage(rows),
+    "given": _given,
+    "lazy": lambda rows, columns, kind: LazyTensorStorage(items_in(rows, columns), ndim=1 + len(columns)),
+    "shared": lambda rows, columns, kind: LazyTensorStorage(
+        items_in(rows, columns), ndim=1 + len(columns), shared_init=True
+    ),
+    "derived": lambda rows, columns, kind: LazyTensorStorage(
+        items_in(rows, columns), ndim=1 + len(columns), next_observation="derive"
+    ),
+    "derived-shared": lambda rows, columns, kind: LazyTensorStorage(
+        items_in(rows, columns), ndim=1 + len(columns), next_observation="derive", shared_init=True
+    ),
+    "derived-memmap": lambda rows, columns, kind: LazyMemmapStorage(
+        items_in(rows, columns), ndim=1 + len(columns), next_observation="derive"
+    ),
+    "images": lambda rows, columns, kind: LazyTensorStorage(
+        items_in(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
+    ),
+    "images-shared": lambda rows, columns, kind: LazyTensorStorage(
+        items_in(rows, columns), ndim=1 + len(columns), encoded=AS_PNG, shared_init=True
+    ),
+    "images-memmap": lambda rows, columns, kind: LazyMemmapStorage(
+        items_in(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
+    ),
+    "memmap": lambda rows, columns, kind: LazyMemmapStorage(items_in(rows, columns), ndim=1 + len(columns)),
+}
+
+LISTS = ("list", "stack", "compressed")

@@ -26,7 +26,7 @@ from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
 from replaybank.samplers.staleness import StalenessAwareSampler
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
-from replaybank.storages.tensor import LazyTensorStorage
+from replaybank.storages import LazyTensorStorage
 
 EPISODE = 5
 """Steps of every episode in :func:`steps`; a whole number of them is in :data:`BATCH`."""

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -577,3 +577,14 @@ def test_a_save_sweeps_what_a_killed_one_left_of_the_pointer_and_nothing_else(tm
     assert not left.exists()
     assert all(file.exists() for file in mine)
     assert load(tmp_path) == {"a": 2}
+
+
+def test_a_named_tuple_is_never_saved_as_a_plain_one(tmp_path: Path) -> None:
+    class Pair(NamedTuple):
+        a: int
+        b: int
+
+    with pytest.raises(TypeError, match=r"state\.pair is a Pair.*allow_pickle=True"):
+        save(tmp_path / "saved", {"pair": Pair(1, 2), "shape": torch.Size([2, 3])})
+    save(tmp_path / "saved", {"pair": tuple(Pair(1, 2)), "shape": torch.Size([2, 3])})
+    assert load(tmp_path / "saved") == {"pair": (1, 2), "shape": (2, 3)}

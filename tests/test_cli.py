@@ -57,7 +57,7 @@ def test_version() -> None:
     assert result.output == f"replaybank {replaybank.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "convert", "info"])
+@pytest.mark.parametrize("command", ["demo", "convert", "info", "stats", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])
     assert result.exit_code == 0
@@ -428,3 +428,71 @@ def test_no_progress_bar_flashes_up_before_an_error(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     for path in (broken_folder, tmp_path / "nowhere"):
         assert "Reading" not in error_of(capsys, "info", path, status=cli.FAILED)
+
+
+def test_convert_keeps_encoded_frames_of_chosen_cameras(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, small = tmp_path / "raw", tmp_path / "small"
+    assert cli.run(["convert", str(arm_folder), str(raw), "-q", "--workers", "1"]) == 0
+    chosen = ["--images", "encoded", "--image-key", "hand_image", "--max-memory", "0.1"]
+    assert cli.run(["convert", str(arm_folder), str(small), "-q", *chosen]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not list(small.glob("column-*"))
+    assert (small / "frames-000.bin").stat().st_size < (raw / "column-000.bin").stat().st_size / 4
+    assert cli.run(["info", str(small)]) == 0
+    shown = capsys.readouterr().out
+    assert "observation/hand_image" in shown
+    assert "observation/image" not in shown
+
+
+def test_a_camera_that_is_not_there_is_misuse(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["convert", str(arm_folder), str(tmp_path / "x"), "--image-key", "nose"]) == cli.MISUSED
+    assert "'nose' is no camera of this dataset" in capsys.readouterr().err
+
+
+def test_verify_names_what_is_wrong_and_its_status_tells(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    for path in (arm_folder, made):
+        assert cli.run(["verify", str(path)]) == 0
+        assert f"{path}: {EPISODES} episodes" in capsys.readouterr().out
+    content = bytearray((made / "rows.bin").read_bytes())
+    content[0] ^= 1
+    (made / "rows.bin").write_bytes(content)
+    assert cli.run(["verify", str(made), "--quiet"]) == cli.FAILED
+    assert capsys.readouterr().out == f"{made / 'rows.bin'} episode 0: its content is not what was written\n"
+    assert cli.run(["verify", str(made)]) == cli.FAILED
+    assert "1 problem(s)" in capsys.readouterr().out
+
+
+def test_a_disk_without_room_is_one_line_that_names_the_folder(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: whole._replace(free=1000))
+    assert cli.run(["convert", str(arm_folder), str(tmp_path / "made")]) == cli.FAILED
+    said = capsys.readouterr().err
+    assert said.startswith(f"replaybank: error: {tmp_path / 'made'}: ")
+    assert "1000 bytes are free" in said
+
+
+def test_stats_shows_a_line_for_each_number(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    assert cli.run(["stats", str(made), "--key", "action", "--key", "observation/hand_image"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line] == [
+        *("action:", "number", "0", "1"),
+        *("observation/hand_image:", "number", "0", "1", "2"),
+    ]
+    assert cli.run(["stats", str(made), "--key", "speed"]) == cli.MISUSED
+    assert "--key speed: there is no such entry; there are" in capsys.readouterr().err
+    assert cli.run(["stats", str(arm_folder)]) == cli.FAILED
+    assert "holds no converted dataset" in capsys.readouterr().err

@@ -4,16 +4,27 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from replaybank.buffers import ReplayBuffer, TensorDictReplayBuffer
+    from replaybank.buffers import (
+        PrioritizedReplayBuffer,
+        ReplayBuffer,
+        ReplayBufferEnsemble,
+        TensorDictPrioritizedReplayBuffer,
+        TensorDictReplayBuffer,
+        TrajectoryRecorder,
+    )
     from replaybank.datasets.openx.convert import convert
+    from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter
+    from replaybank.datasets.openx.stats import EntryStats
+    from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
         CorruptRecordError,
         DataFormatError,
         IncompleteDatasetError,
         MissingKeyError,
         ReplaybankError,
+        UnsafePickleError,
         UnsupportedFeatureError,
     )
     from replaybank.samplers import (
@@ -62,6 +73,8 @@ __all__ = [
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
+    "EntryStats",
+    "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
     "LambdaScheduler",
@@ -71,13 +84,16 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "Normalize",
     "OpenXExperienceReplay",
+    "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RLDSSource",
     "RLDSWriter",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
     "Sampler",
@@ -92,30 +108,52 @@ __all__ = [
     "StorageEnsemble",
     "SumTree",
     "TensorDictMaxValueWriter",
+    "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
     "TrajectoryIndex",
+    "TrajectoryRecorder",
+    "UnsafePickleError",
     "UnsupportedFeatureError",
     "Writer",
     "WriterEnsemble",
     "__version__",
     "convert",
     "split_trajectories",
+    "verify",
 ]
 
 # Where each name comes from. They are imported when they are asked for: torch takes seconds, and must find
 # the environment as `replaybank.__main__` sets it.
 _HOMES = {
-    "buffers": ["ReplayBuffer", "TensorDictReplayBuffer"],
-    "datasets.openx": ["OpenXExperienceReplay", "convert"],
-    "datasets.openx.sources": ["RLDSSource", "RLDSWriter"],
+    "buffers": [
+        "PrioritizedReplayBuffer",
+        "ReplayBuffer",
+        "ReplayBufferEnsemble",
+        "TensorDictPrioritizedReplayBuffer",
+        "TensorDictReplayBuffer",
+        "TrajectoryRecorder",
+    ],
+    "datasets.openx": [
+        "EntryStats",
+        "Normalize",
+        "OpenXExperienceReplay",
+        "convert",
+        "verify",
+    ],
+    "datasets.openx.sources": [
+        "HubTarSource",
+        "RLDSSource",
+        "RLDSWriter",
+    ],
     "errors": [
         "CorruptRecordError",
         "DataFormatError",
         "IncompleteDatasetError",
         "MissingKeyError",
         "ReplaybankError",
+        "UnsafePickleError",
         "UnsupportedFeatureError",
     ],
     "samplers": [

@@ -87,7 +87,8 @@ def encode(value: Any, where: str, tensors: list[tuple[str, Saved]], pickled: bo
             raise TypeError(
                 f"{where}: the key {odd[0]!r} is a {type(odd[0]).__name__}; keys must be strings."
             )
-    if isinstance(value, (list, tuple)):
+    # A named tuple, or another class of one's own, would come back as a plain one.
+    if type(value) in (list, tuple, torch.Size):
         items = [encode(item, f"{where}[{i}]", tensors, pickled) for i, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if pickled:

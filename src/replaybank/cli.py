@@ -1,4 +1,4 @@
-"""What a person types: ``replaybank demo``, ``convert``, ``info``."""
+"""What a person types: ``replaybank demo``, ``convert``, ``info``, ``stats``, ``verify``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +41,13 @@ class OnError(str, Enum):
 
     raise_ = "raise"
     skip = "skip"
+
+
+class Images(str, Enum):
+    """How the frames of a converted dataset are kept."""
+
+    raw = "raw"
+    encoded = "encoded"
 
 
 def _path(text: str) -> str:
@@ -93,6 +100,17 @@ def convert(
     on_error: Annotated[
         OnError, typer.Option(help="What to do with a corrupt record: stop, or leave it out and count it.")
     ] = OnError.raise_,
+    images: Annotated[
+        Images,
+        typer.Option(help="Decode frames now, or keep their JPEG or PNG bytes: 10 to 20 times smaller."),
+    ] = Images.raw,
+    image_key: Annotated[
+        list[str] | None, typer.Option(help="A camera to keep; may be given several times. [default: all]")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that decode frames.", show_default="one a core")
+    ] = None,
+    max_memory: Annotated[float, typer.Option(min=0.001, help="GiB to hold at most.")] = 1.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Convert a dataset into memory-mapped tensors, ready to be sampled."""
@@ -112,6 +130,10 @@ def convert(
         overwrite=overwrite,
         progress=not quiet and sys.stderr.isatty(),
         on_error=on_error.value,
+        images=images.value,
+        image_keys=image_key or None,
+        num_workers=workers,
+        max_memory=int(max_memory * (1 << 30)),
     )
     if not quiet:
         left_out = f", {len(made.skipped):,} records left out" if made.skipped else ""
@@ -141,23 +163,78 @@ def info(
     ] = None,
 ) -> None:
     """Show what is in a dataset: entries, episodes, lengths, images, instructions."""
-    from tqdm import tqdm
-
     from replaybank.datasets.openx.summary import summarise
     from replaybank.show import show_summary
+
+    with _reading("shard") as show:
+        summary = summarise(_path(path), split, show)
+    show_summary(summary)
+
+
+@contextmanager
+def _reading(unit: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, which is told how many are done, and of how many."""
+    from tqdm import tqdm
 
     with ExitStack() as closing:
         bars: list[tqdm[Any]] = []  # one, once something has been read: none flashes up before an error
 
         def show(done: int, of: int) -> None:
             if not bars:
-                shown = sys.stderr.isatty() and of > 1
-                bars.append(tqdm(desc="Reading", total=of, unit="shard", leave=False, disable=not shown))
+                shown = not quiet and sys.stderr.isatty() and of > 1
+                bars.append(tqdm(desc="Reading", total=of, unit=unit, leave=False, disable=not shown))
                 closing.callback(bars[0].close)
             bars[0].update(done - bars[0].n)
 
-        summary = summarise(_path(path), split, show)
-    show_summary(summary)
+        yield show
+
+
+@app.command()
+def stats(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder of a converted dataset.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An entry, its path joined by '/'; may be given several times. [default: all numbers]"
+        ),
+    ] = None,
+    images: Annotated[bool, typer.Option("--images", help="Look at the cameras too, by channel.")] = False,
+) -> None:
+    """Show mean, deviation, range and quantiles of a converted dataset's entries, number by number."""
+    from replaybank.datasets.openx.stats import dataset_stats
+    from replaybank.datasets.openx.storage import DatasetStorage
+    from replaybank.show import show_stats
+
+    dataset = DatasetStorage(_path(path))
+    there = {"/".join(leaf.key): leaf.key for leaf in dataset.manifest.leaves}
+    unknown = [asked for asked in key or () if asked not in there]
+    if unknown:
+        raise typer.BadParameter(f"--key {unknown[0]}: there is no such entry; there are {', '.join(there)}")
+    show_stats(dataset_stats(dataset, [there[asked] for asked in key] if key else None, images=images))
+
+
+@app.command()
+def verify(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Folder of an original or a converted dataset.")
+    ],
+    split: Annotated[str, typer.Option(help="Which split of an original dataset.")] = "train",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+) -> None:
+    """Read all of a dataset and say what is wrong where; the exit status is 1 if anything is."""
+    from replaybank.datasets.openx.verify import verify as verify_dataset
+    from replaybank.terminal import line
+
+    with _reading("part", quiet=quiet) as show:
+        found = verify_dataset(_path(path), split, show)
+    for problem in found.problems:
+        line(f"{problem.where}: {problem.what}")
+    if not quiet:
+        wrong = f"{len(found.problems):,} problem(s)" if found.problems else "nothing is wrong"
+        note = f" ({found.unchecked})" if found.unchecked else ""
+        line(f"{path}: {found.episodes:,} episodes, {found.steps:,} steps are whole; {wrong}{note}")
+    if found.problems:
+        raise typer.Exit(FAILED)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@
     └── DataFormatError (ValueError)      a file is not what its format says
         ├── CorruptRecordError            a record's length, bytes or checksum are wrong
         ├── UnsupportedFeatureError       a feature encoding that this version cannot read
+        ├── UnsafePickleError             a pickle that names something that is not data
         └── IncompleteDatasetError        a conversion that was started and not finished
 """
 
@@ -44,6 +45,10 @@ class CorruptRecordError(DataFormatError):
 
 class UnsupportedFeatureError(DataFormatError):
     """A dataset's feature file asks for something that this version cannot read."""
+
+
+class UnsafePickleError(DataFormatError):
+    """A pickle names a class or function that is not data. Nothing of it has been run."""
 
 
 class IncompleteDatasetError(DataFormatError):

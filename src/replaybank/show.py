@@ -1,7 +1,10 @@
-"""A dataset's summary, printed for a person."""
+"""What is in a dataset and what its values are like, printed for a person."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from replaybank.datasets.openx.stats import EntryStats
 from replaybank.datasets.openx.summary import DatasetSummary, FieldSummary, ImageSummary
 from replaybank.terminal import count, line, short, size, table
 
@@ -32,6 +35,20 @@ def show_summary(summary: DatasetSummary) -> None:
         line(f"Note: {note}")
 
 
+def show_stats(stats: Mapping[tuple[str, ...], EntryStats]) -> None:
+    """Print statistics, a line for each number of an entry, or channel of a camera. O(numbers)."""
+    for key, entry in stats.items():
+        note = f", {count(entry.left_out)} values that are no numbers left out" if entry.left_out else ""
+        columns = (entry.mean, entry.std, entry.min, entry.q01, entry.q99, entry.max)
+        values = [column.reshape(-1).tolist() for column in columns]
+        rows = [
+            (str(number), *(f"{value:.6g}" for value in row))
+            for number, row in enumerate(zip(*values, strict=True))
+        ]
+        table(f"{'/'.join(key)}: {count(entry.count)} steps{note}", rows, _STATS_HEADER)
+
+
+_STATS_HEADER = ("number", "mean", "std", "min", "q01", "q99", "max")
 _ENTRY_HEADER = ("key", "kind", "shape", "dtype")
 
 

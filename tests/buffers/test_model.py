@@ -15,9 +15,9 @@ from tensordict import TensorDict
 
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
 from replaybank.storages.memmap import LazyMemmapStorage
-from replaybank.storages.tensor import LazyTensorStorage
 
 
 class Model:

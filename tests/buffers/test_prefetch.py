@@ -21,8 +21,8 @@ from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
+from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage
 
 
 def steps(start: int, count: int) -> TensorDict:

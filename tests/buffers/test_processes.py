@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from replaybank.buffers.locks import ProcessLock
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.storages.tensor import LazyTensorStorage
+from replaybank.storages import LazyTensorStorage
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
@@ -180,7 +180,7 @@ def test_a_pickled_buffer_is_one_of_its_own() -> None:
 ORPHANS = """
 import os, sys, torch
 from replaybank.buffers.replay_buffer import ReplayBuffer
-from replaybank.storages.tensor import LazyTensorStorage
+from replaybank.storages import LazyTensorStorage
 buffer = ReplayBuffer(storage=LazyTensorStorage(10, shared_init=True), shared=True)
 buffer.extend(torch.arange(3))
 gone, maker_ends = os.pipe()

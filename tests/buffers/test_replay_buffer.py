@@ -22,8 +22,8 @@ from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.checkpoint import load
 from replaybank.errors import DataFormatError
 from replaybank.samplers.random import RandomSampler
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 from replaybank.writers.round_robin import RoundRobinWriter
 
 

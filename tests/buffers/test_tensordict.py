@@ -14,8 +14,8 @@ from buffers.doubles import InOrder, Remembers
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 from replaybank.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 

@@ -16,8 +16,8 @@ from buffers.doubles import Remembers
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.slice import SliceSampler
+from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage
 
 SECONDS = 2.0  # a torn item, where nothing guards them, shows within a tenth of it
 

@@ -30,6 +30,10 @@ class PlainStorage:
     def shape(self) -> torch.Size:
         return torch.Size((self.log.length, *self.columns))
 
+    @property
+    def max_size(self) -> int:
+        return self.log.rows * torch.Size(self.columns).numel()
+
     def __len__(self) -> int:
         return self.shape.numel()
 

@@ -15,7 +15,7 @@ from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.samplers.consuming import ConsumingSampler
-from replaybank.storages.tensor import LazyTensorStorage
+from replaybank.storages import LazyTensorStorage
 
 
 def grow(storage: PlainStorage, count: int) -> None:

@@ -22,8 +22,8 @@ from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.ensemble import StorageEnsemble
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 
 
 class Recorder(RandomSampler):
@@ -164,8 +164,10 @@ def test_what_cannot_be_sampled_from_is_named() -> None:
     for size in (5, 0):
         with pytest.raises(ValueError, match=f"batch of {size} items .* 2 buffers"):
             sampler.sample(storages(3, 3), size)
-    with pytest.raises(RuntimeError, match=r"^Cannot sample from an empty storage\.$"):
+    with pytest.raises(RuntimeError) as refused:
         sampler.sample(StorageEnsemble(LazyTensorStorage(3), LazyTensorStorage(3)), 2)
+    assert str(refused.value) == "Cannot sample from an empty storage."
+    assert "of part" in refused.value.__notes__[0]
     with pytest.raises(ValueError, match="at least one sampler"):
         SamplerEnsemble()
 
@@ -528,3 +530,49 @@ def test_parts_hear_which_storage_they_sample_and_share_their_memory() -> None:
     ensemble.register_storage(StorageEnsemble(TensorStorage(torch.zeros(9)), TensorStorage(torch.zeros(3))))
     assert ensemble.share_memory_() is ensemble
     assert small._table.tree._memory.is_shared()
+
+
+@pytest.mark.parametrize("way", ["state", "disk"])
+def test_a_state_that_one_part_refuses_changes_none(way: str, tmp_path: Path) -> None:
+    sampler, other = passes(), passes()
+    storage = storages(6, 9)
+    drawn(sampler, storage, 2)
+    seen = drawn(other, storage, 1)
+    state = sampler.state_dict()
+    state["samplers"][1] = {"nothing": 1}
+    before = pickle.dumps(other)
+    if way == "state":
+        with pytest.raises((KeyError, ValueError)):
+            other.load_state_dict(state)
+    else:
+        sampler.dumps(tmp_path)
+        SamplerEnsemble(RandomSampler())[0].dumps(tmp_path / "1")
+        with pytest.raises((KeyError, ValueError)):
+            other.loads(tmp_path)
+    twin = pickle.loads(before)
+    twin.generator = torch.Generator()
+    twin.generator.set_state(other.generator.get_state())  # type: ignore[union-attr]
+    assert seen
+    assert drawn(other, storage, 6) == drawn(twin, storage, 6)
+
+
+def test_the_parts_can_be_exchanged() -> None:
+    sampler = uniform(2)
+    parts = (RandomSampler(), SamplerWithoutReplacement())
+    sampler.samplers = parts
+    assert sampler.samplers == parts
+    assert sampler[1] is parts[1]
+    assert sampler.exhaustible
+    with pytest.raises(ValueError, match="1 samplers were given to an ensemble of 2"):
+        sampler.samplers = (RandomSampler(),)
+
+
+def test_half_a_sample_can_be_done_by_hand() -> None:
+    sampler = SamplerEnsemble(RandomSampler(), RandomSampler(), p=[0.0, 1.0], num_buffer_sampled=2)
+    ids, count = sampler.choose(6)
+    assert (ids, count) == ([1, 1], 3)
+    index, info = sampler.join(
+        ids, [(torch.arange(3), {"x": torch.zeros(3)}, False), (torch.arange(3) + 3, {}, True)]
+    )
+    assert index["index"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert info["x"].tolist() == [[0.0] * 3] * 2

@@ -26,8 +26,8 @@ from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers import priorities
 from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.random import RandomSampler
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 from replaybank.weights.sum_tree import SumTree
 
 

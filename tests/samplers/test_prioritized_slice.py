@@ -22,7 +22,7 @@ from replaybank.samplers.prioritized import PrioritizedSampler
 from replaybank.samplers.prioritized_slice import PrioritizedSliceSampler
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
+from replaybank.storages import LazyTensorStorage, TensorStorage
 
 DONE = ("next", "done")
 Key = tuple[str, ...]

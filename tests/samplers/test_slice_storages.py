@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from replaybank.samplers.base import SampledStorage
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.base import Storage
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 
 
 def steps(start: int, count: int, columns: tuple[int, ...] = ()) -> TensorDict:

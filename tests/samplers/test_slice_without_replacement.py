@@ -23,7 +23,7 @@ from replaybank.samplers.base import Sampler
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
+from replaybank.storages import LazyTensorStorage, TensorStorage
 
 DONE = ("next", "done")
 Key = tuple[str, ...]

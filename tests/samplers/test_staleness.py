@@ -14,7 +14,7 @@ from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from reference.write_log import SlotLog
 from replaybank.samplers.staleness import StalenessAwareSampler
-from replaybank.storages.tensor import LazyTensorStorage
+from replaybank.storages import LazyTensorStorage
 
 
 def grow(storage: PlainStorage, count: int) -> None:

@@ -19,7 +19,7 @@ from reference.storage import PlainStorage
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.samplers.passes import Pass
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
-from replaybank.storages.tensor import LazyTensorStorage
+from replaybank.storages import LazyTensorStorage
 
 
 def grow(storage: PlainStorage, count: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,83 +13,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from contracts import (
+    COLUMNS,
     IMAGES,
     KINDS,
+    LISTS,
+    STORAGES,
     TRANSITIONS,
     DataKind,
     Model,
     check_state,
     check_storage,
     items_for,
+    items_in,
     read_ids,
 )
-from replaybank.storages import (
-    CompressedListStorage,
-    EncodedFrames,
-    LazyMemmapStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    Storage,
-    TensorStorage,
-)
+from replaybank.storages import Storage
 from replaybank.writers import RoundRobinWriter
-
-Factory = Callable[[int, tuple[int, ...], DataKind], Storage]
-
-COLUMNS: list[tuple[int, ...]] = [(), (3,), (2, 2)]
-
-
-def _given(rows: int, columns: tuple[int, ...], kind: DataKind) -> Storage:
-    dense = LazyTensorStorage(_size(rows, columns), ndim=1 + len(columns))
-    dense.set(range(rows), kind.make(torch.zeros((rows, *columns), dtype=torch.int64)))
-    return TensorStorage(dense.get(slice(None)), ndim=1 + len(columns))
-
-
-def _size(rows: int, columns: tuple[int, ...]) -> int:
-    return rows * torch.Size(columns).numel()
-
-
-AS_PNG: dict[Any, EncodedFrames] = {
-    "last": EncodedFrames("png"),
-    ("in", "first"): EncodedFrames("png", channels_first=True),
-}
-
-FACTORIES: dict[str, Factory] = {
-    "list": lambda rows, columns, kind: ListStorage(rows),
-    "stack": lambda rows, columns, kind: LazyStackStorage(rows),
-    "compressed": lambda rows, columns, kind: CompressedListStorage(rows),
-    "given": _given,
-    "lazy": lambda rows, columns, kind: LazyTensorStorage(_size(rows, columns), ndim=1 + len(columns)),
-    "shared": lambda rows, columns, kind: LazyTensorStorage(
-        _size(rows, columns), ndim=1 + len(columns), shared_init=True
-    ),
-    "derived": lambda rows, columns, kind: LazyTensorStorage(
-        _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
-    ),
-    "derived-shared": lambda rows, columns, kind: LazyTensorStorage(
-        _size(rows, columns), ndim=1 + len(columns), next_observation="derive", shared_init=True
-    ),
-    "derived-memmap": lambda rows, columns, kind: LazyMemmapStorage(
-        _size(rows, columns), ndim=1 + len(columns), next_observation="derive"
-    ),
-    "images": lambda rows, columns, kind: LazyTensorStorage(
-        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
-    ),
-    "images-shared": lambda rows, columns, kind: LazyTensorStorage(
-        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG, shared_init=True
-    ),
-    "images-memmap": lambda rows, columns, kind: LazyMemmapStorage(
-        _size(rows, columns), ndim=1 + len(columns), encoded=AS_PNG
-    ),
-    "memmap": lambda rows, columns, kind: LazyMemmapStorage(_size(rows, columns), ndim=1 + len(columns)),
-}
-
-LISTS = ("list", "stack", "compressed")
 
 CASES = [
     pytest.param(name, kind, columns, id=f"{name}-{kind}-{len(columns) + 1}d")
-    for name in FACTORIES
+    for name in STORAGES
     for kind in (*KINDS, TRANSITIONS, IMAGES)
     for columns in COLUMNS
     if not (name in LISTS and columns)
@@ -108,7 +50,7 @@ def _no_scratch_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _ids(first: int, rows: int, columns: tuple[int, ...]) -> Tensor:
-    count = _size(rows, columns)
+    count = items_in(rows, columns)
     return torch.arange(first, first + count).view(rows, *columns)
 
 
@@ -132,7 +74,7 @@ def test_storage_and_writer_do_what_plain_lists_do(
     name: str, kind: DataKind, columns: tuple[int, ...], rows: int, operations: list[tuple[str, int]]
 ) -> None:
     def fresh() -> Storage:
-        return FACTORIES[name](rows, columns, kind)
+        return STORAGES[name](rows, columns, kind)
 
     storage, writer, model, next_id = fresh(), RoundRobinWriter(), Model(rows, columns), 1
     writer.register_storage(storage)
@@ -181,11 +123,11 @@ def _check_index(index: Tensor, slots: list[int], columns: tuple[int, ...]) -> N
         torch.tensor(slots, dtype=torch.int64), *(torch.arange(size) for size in columns)
     )
     assert torch.equal(index, grid.view(-1, 1 + len(columns)) if slots else index[:0])
-    assert index.shape == (len(slots) * _size(1, columns), 1 + len(columns))
+    assert index.shape == (len(slots) * items_in(1, columns), 1 + len(columns))
 
 
 def _filled(name: str, kind: DataKind, columns: tuple[int, ...], rows: int = 5) -> tuple[Storage, Tensor]:
-    storage = FACTORIES[name](rows, columns, kind)
+    storage = STORAGES[name](rows, columns, kind)
     ids = _ids(1, rows, columns)
     if name == "given":
         storage.set(range(rows), kind.make(ids))
@@ -302,7 +244,7 @@ def test_a_batch_never_shares_memory_with_the_storage(
 def test_the_data_that_was_written_stays_the_callers(
     name: str, kind: DataKind, columns: tuple[int, ...]
 ) -> None:
-    storage = FACTORIES[name](4, columns, kind)
+    storage = STORAGES[name](4, columns, kind)
     ids = _ids(1, 4, columns)
     data = kind.make(ids)
     storage.set(range(4), data)

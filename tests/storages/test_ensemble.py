@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from replaybank.storages import LazyTensorStorage, TensorStorage
 from replaybank.storages.ensemble import StorageEnsemble, stacked
 from replaybank.storages.list import ListStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
 
 
 def where(ids: list[int], *rows: list[Any]) -> TensorDict:
@@ -114,3 +114,29 @@ def test_each_part_has_its_transform() -> None:
     assert ensemble[1, 3] == -3
     with pytest.raises(ValueError, match="1 transforms for 2"):
         StorageEnsemble(TensorStorage(torch.arange(5)), TensorStorage(torch.arange(5)), transforms=[None])
+
+
+def test_a_state_that_one_part_refuses_changes_none() -> None:
+    parts: list[Any] = [LazyTensorStorage(4), ListStorage(4), LazyTensorStorage(2)]
+    ensemble = StorageEnsemble(*parts)
+    parts[1].write(0, parts[1].prepare(["a", "b"]))
+    parts[2].write(0, parts[2].prepare(torch.tensor([7.0])))
+    other: list[Any] = [LazyTensorStorage(4), ListStorage(4), LazyTensorStorage(4)]
+    for part in other:
+        part.write(0, part.prepare(torch.arange(4.0)))
+    assert not ensemble.initialized
+    with pytest.raises(ValueError, match="2"):
+        ensemble.load_state_dict(StorageEnsemble(*other).state_dict())
+    assert [len(part) for part in parts] == [0, 2, 1]
+    assert (parts[0].initialized, parts[1][:], parts[2][:].tolist()) == (False, ["a", "b"], [7.0])
+    parts[0].write(0, parts[0].prepare(torch.tensor([1, 2])))
+    assert ensemble.initialized
+    assert parts[0][:].tolist() == [1, 2]
+
+
+def test_tensordicts_of_differing_leaf_shapes_are_stacked_lazily() -> None:
+    wide = TensorStorage(TensorDict({"x": torch.zeros(5, 3)}, batch_size=[5]))
+    slim = TensorStorage(TensorDict({"x": torch.zeros(5, 2)}, batch_size=[5]))
+    got = StorageEnsemble(wide, slim).get(where([0, 1], [1, 2], [3, 4]))
+    assert got.batch_size == (2, 2)
+    assert [part["x"].shape for part in got.unbind(0)] == [(2, 3), (2, 2)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from reference.history import History
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, n_windows
+from replaybank.storages import LazyTensorStorage
 from replaybank.storages.write_log import RING
 from replaybank.trajectories.index import Slices, TrajectoryIndex
 from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal
@@ -243,3 +244,33 @@ def test_a_mask_too_small_for_the_valid_rows_is_refused() -> None:
     index.sync(storage)
     with pytest.raises(ValueError, match="A mask of 3 slots was given for 4 rows of 1 columns"):
         index.starts(torch.zeros(3, dtype=torch.bool), 1, first_steps=True, start=0, count=4)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8])
+def test_values_used_where_they_are_stored_give_the_index_of_values_that_were_copied(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    if dtype is torch.bool and shape == (3,):
+        pytest.skip("an end is one bool a step")
+    kind = DoneSignal if dtype is torch.bool else ChangeSignal
+    generator = torch.Generator().manual_seed(3)
+    storage = LazyTensorStorage(37)
+    in_place, copied = TrajectoryIndex(kind(("done",))), TrajectoryIndex(kind(("done",)))
+    copied.signal.usable = lambda _: False  # type: ignore[method-assign, union-attr]
+    cursor = 0
+    for _ in range(200):
+        count = int(torch.randint(1, 38, (), generator=generator))
+        done = (torch.rand(count, *shape, generator=generator) < 0.2).to(dtype)
+        storage.set(torch.arange(cursor, cursor + count) % 37, {"done": done, "other": torch.zeros(count, 3)})
+        cursor = (cursor + count) % 37
+        if count % 3 == 0:
+            row = int(torch.randint(len(storage), (), generator=generator))
+            storage[row] = {"done": done[0], "other": torch.ones(3)}
+        in_place.sync(storage, 2)
+        copied.sync(storage, 2)
+        assert in_place.signal is not None
+        assert in_place.signal.in_place(storage) is not None
+        assert torch.equal(in_place.last_words, copied.last_words)
+        assert torch.equal(in_place.eligible_words, copied.eligible_words)
+        assert in_place.signals_read <= copied.signals_read

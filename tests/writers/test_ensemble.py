@@ -78,3 +78,13 @@ def test_counts_add_up_and_the_state_is_that_of_the_parts() -> None:
     with pytest.raises(ValueError, match="3 writers"):
         _ensemble(2).load_state_dict(state)
     assert "RoundRobinWriter" in repr(ensemble)
+
+
+def test_a_state_that_one_part_refuses_changes_none() -> None:
+    ensemble, other = _ensemble(), _ensemble()
+    state = ensemble.state_dict()
+    state["parts"][0]["write_count"] = 0
+    state["parts"][2]["write_count"] = -5
+    with pytest.raises(ValueError, match="-5"):
+        other.load_state_dict(state)
+    assert [writer.write_count for writer in other.writers] == [1, 2, 3]

@@ -178,8 +178,7 @@ def test_what_others_write_to_the_storage_is_ranked() -> None:
 
 def test_data_that_was_given_is_ranked() -> None:
     writer = _writer(TensorStorage(TensorDict({"r": torch.tensor([4.0, 1.0])}, [2])))
-    with pytest.warns(UserWarning, match="index"):
-        assert writer.add(TensorDict({"r": torch.tensor(2.0)})) == 1
+    assert writer.add(TensorDict({"r": torch.tensor(2.0)})) == 1
     assert writer.add(TensorDict({"r": torch.tensor(2.0)})) is None
 
 

@@ -10,7 +10,12 @@ from tensordict import TensorDict
 
 from replaybank.errors import DataFormatError
 from replaybank.storages import LazyTensorStorage, ListStorage, TensorStorage
-from replaybank.writers import ImmutableDatasetWriter, RoundRobinWriter, TensorDictRoundRobinWriter
+from replaybank.writers import (
+    ImmutableDatasetWriter,
+    RoundRobinWriter,
+    TensorDictMaxValueWriter,
+    TensorDictRoundRobinWriter,
+)
 
 
 def _registered(writer: Any, storage: Any) -> Any:
@@ -166,3 +171,15 @@ def test_a_damaged_state_of_a_writer_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(DataFormatError, match="damaged"):
         writer.load_state_dict(state)
     assert writer.write_count == 3
+
+
+def test_items_that_are_there_without_their_place_stay_as_they_are() -> None:
+    """A column of places would be wrong for what was stored before it."""
+    storage = TensorStorage(TensorDict({"x": torch.arange(4)}, [4]))
+    writers: list[Any] = [TensorDictRoundRobinWriter(), TensorDictMaxValueWriter("x")]
+    for writer in writers:
+        writer.register_storage(storage)
+        writer.extend(TensorDict({"x": torch.tensor([7, 8])}, [2]))
+        writer.add(TensorDict({"x": torch.tensor(9)}, []))
+        assert list(storage[:].keys()) == ["x"]
+    assert storage[:]["x"].tolist() == [9, 8, 9, 8]

@@ -131,8 +131,10 @@ class ComposedBuffer(Stateful):
         """Let the parts know each other, after one was made or replaced."""
         self._writer.register_storage(self._storage)
         self._sampler.register_storage(self._storage)
-        if self._shared:
-            self._sampler.guarded = True
+        # How many items there are in columns is known with the first write; shared memory cannot grow then.
+        self._shares_later = self._shared and self._storage.ndim > 1 and not self._storage.initialized
+        self._sampler.guarded = self._shared
+        if self._shared and not self._shares_later:
             self._sampler.share_memory_()
         if self._generator is not None:
             self._sampler.generator = self._generator
@@ -141,6 +143,12 @@ class ComposedBuffer(Stateful):
         device = getattr(self._storage, "device", None)
         on_cpu = device is None or not isinstance(device, torch.device) or device.type == "cpu"
         self._index_device = None if on_cpu else device
+
+    def _share_sampler(self) -> None:
+        """Share the sampler's memory, now that the storage has its own."""
+        self._sampler.register_storage(self._storage)
+        self._sampler.share_memory_()
+        self._shares_later = False
 
     def _check_drop_last(self, sampler: Sampler) -> None:
         if getattr(sampler, "drop_last", False) and self._batch_size is None:
@@ -322,11 +330,17 @@ class ComposedBuffer(Stateful):
         return self
 
     @abstractmethod
-    def _draw(self, size: int, info_in_sample: bool) -> Batch:
-        """Draw a batch; ``info_in_sample``: it must be such that the sampler's info can be put into it."""
+    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+        """Draw a batch.
+
+        Args:
+            size: of it.
+            info_in_sample: it must be such that the sampler's info can be put into it.
+            collate_fn: used in place of the buffer's.
+        """
 
     @abstractmethod
-    def _assemble(self, data: Any, keep_batch: bool) -> Any:
+    def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Make of items, as the storage gives them, a batch."""
 
     def _check_batch(self, batch: Batch) -> None:

@@ -46,6 +46,11 @@ class ProcessLock:
         _in_this_process[path] = self
         renew_after_fork(self)
 
+    @property
+    def name(self) -> str:
+        """What it is called in all processes."""
+        return self._path
+
     def acquire(self) -> bool:
         """Wait for the lock and take it."""
         self._threads.acquire()
@@ -194,6 +199,11 @@ class BufferLock:
         self.shared = ProcessLock() if shared is True else shared or None
         self._start(self.shared or threading.RLock())
         renew_after_fork(self)
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """What those who take several locks at once sort them by, in all processes alike."""
+        return "" if self.shared is None else self.shared.name, id(self)
 
     def _start(self, lock: Any) -> None:
         self.lock = lock

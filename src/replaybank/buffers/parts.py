@@ -151,7 +151,10 @@ def may_pin() -> bool:
 
 def draw_of(sampler: Sampler) -> Callable[[Any, int], tuple[Any, dict[Any, Any]]]:
     """How a buffer asks a sampler: by ``draw``, unless what its user wrote is a ``sample``."""
-    for owner in (sampler, *type(sampler).__mro__):
+    kind = type(sampler)
+    if kind.draw is Sampler.draw and "draw" not in sampler.__dict__:
+        return sampler.sample  # what it would call
+    for owner in (sampler, *kind.__mro__):
         if "draw" in vars(owner):
             return sampler.draw
         if "sample" in vars(owner):

@@ -55,7 +55,8 @@ class Prefetcher:
         self._depth = depth
         self._ready: deque[_Ready] = deque()
         self._random: GlobalAhead | None = None  # where the buffer has no generator of its own
-        # Whether somebody has asked since what is in line was replaced: before, nothing says what to draw from.
+        # Whether somebody has asked since what is in line was replaced: before, it is not known where to
+        # draw from.
         self._asked = False
         self._changed = threading.Condition()
         self._halted = False  # the last one drawn ended a pass or failed: wait until somebody asks for more

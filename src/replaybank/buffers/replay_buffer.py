@@ -104,6 +104,8 @@ class ReplayBuffer(ComposedBuffer):
             return self._no_index(), None
         self._sampler.check_write(self._storage, data, single=True)
         index = self._writer.add(data)
+        if self._shares_later and self._storage.initialized:
+            self._share_sampler()
         if index is not None:
             self._sampler.add(index)
         return index, data
@@ -147,10 +149,31 @@ class ReplayBuffer(ComposedBuffer):
             data = time_to_front(data, self._dim_extend)
         self._sampler.check_write(self._storage, data)
         index = self._writer.extend(data)
+        if self._shares_later and self._storage.initialized:
+            self._share_sampler()
         kept = index if self._writer.keeps_all else index[index >= 0]
         if kept.numel():
             self._sampler.extend(kept)
         return index, data
+
+    def end_trajectories(self) -> None:
+        """Have what is written next continue nothing that is stored: slices do not go across, in any column.
+
+        For trajectories that stop without an end of their own, because an environment was reset or another
+        run begins. O(1).
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+            >>> _ = buffer.extend({"done": torch.zeros(3, dtype=torch.bool)})
+            >>> buffer.end_trajectories()
+            >>> _ = buffer.extend({"done": torch.zeros(3, dtype=torch.bool)})
+            >>> buffer.storage.log.cut[:6].tolist()
+            [True, False, False, True, False, False]
+        """
+        with self._writing:
+            self._storage.log.interrupt()
 
     def _no_index(self) -> Tensor:
         ndim = self._storage.ndim
@@ -239,26 +262,28 @@ class ReplayBuffer(ComposedBuffer):
             return prefetcher.next()
         return self._draw(size, self._info_in_sample if info_in_sample is None else info_in_sample)
 
-    def _draw(self, size: int, info_in_sample: bool) -> Batch:
+    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
         with self._lock.lock:
             sampler, storage = self._sampler, self._storage
             index, info = draw_of(sampler)(storage, size)
             items = storage.get(index)
-            if is_tensor_collection(items):
-                for key, value in info.items():
-                    if type(value) is FromItems:
-                        info[key] = value.of(items.get(value.key))
-            else:
-                completed(storage, info, index)
-            data = self._assemble(items, info_in_sample)
+            if info:
+                if is_tensor_collection(items):
+                    for key, value in info.items():
+                        if type(value) is FromItems:
+                            info[key] = value.of(items.get(value.key))
+                else:
+                    completed(storage, info, index)
+            data = self._assemble(items, info_in_sample, collate_fn)
             if self._index_device is not None:
                 index = _to_device(index, self._index_device)
             info["index"] = index
             return Batch(data, info, sampler.ran_out)
 
-    def _assemble(self, data: Any, keep_batch: bool) -> Any:
-        if isinstance(data, list) or self._collate_fn is not collate:
-            data = self._collate_fn(data)
+    def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
+        collate_fn = self._collate_fn if collate_fn is None else collate_fn
+        if isinstance(data, list) or collate_fn is not collate:
+            data = collate_fn(data)
         if len(self._transform):
             data = self._transform(data, keep_batch=keep_batch)
         if self._pin and hasattr(data, "pin_memory"):
@@ -272,7 +297,7 @@ class ReplayBuffer(ComposedBuffer):
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        if self._prefetcher is None:
+        if self._prefetcher is None and self.sampler.ran_out:
             self.sampler.ran_out = False
         ended = False
         while not ended:
@@ -323,14 +348,20 @@ class ReplayBuffer(ComposedBuffer):
         self._ready()
         if view.is_key(index):
             return self[:][index]
+        return self._read(index)
+
+    def _read(
+        self, index: Any, collate_fn: Callable[[Any], Any] | None = None, *, stored: bool = False
+    ) -> Any:
+        """Items; ``stored``: numbered as they are stored, not as they were given to :meth:`extend`."""
         with self._lock.lock:
-            data = view.read(self._storage, index, self._dim_extend)
+            data = self._storage[index] if stored else view.read(self._storage, index, self._dim_extend)
             if view.is_single(index):
                 if not len(self._transform):
                     return data
                 # A list gives the stored item itself, in which a transform would leave its traces.
                 return self._transform(data.copy() if is_tensor_collection(data) else data)
-            return self._assemble(data, keep_batch=False)
+            return self._assemble(data, keep_batch=False, collate_fn=collate_fn)
 
     def __setitem__(self, index: Any, data: Any) -> None:
         """Replace items in their places: neither the cursor nor the length moves. O(bytes of them).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from replaybank import checkpoint
 from replaybank.buffers.prefetch import copied
-from replaybank.storages.list import ListStorage
 from replaybank.storages.resize import Move
+from replaybank.storages.snapshot import StorageSnapshot
 
 if TYPE_CHECKING:
     from replaybank.buffers.base import ComposedBuffer
@@ -61,8 +60,11 @@ def beside_storage(buffer: ComposedBuffer) -> dict[str, Any]:
     }
 
 
-def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> None:
+def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> Callable[[], None]:
     """Hand a state to the parts.
+
+    Returns:
+        What makes it undone: all parts are then as they were, except for batches drawn ahead.
 
     Raises:
         ValueError: the state is damaged, or of other parts; nothing has been changed.
@@ -71,7 +73,7 @@ def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> None:
     with _explained("storage", _saved_kind(state, "storage"), _kinds(buffer).get("storage")):
         move = buffer._storage.move_of(state["storage"])
     moved = state if move is None else _moved(buffer, state, move)
-    _hand_over(buffer, moved, lambda: buffer._storage.load_state_dict(state["storage"]))
+    return _hand_over(buffer, moved, lambda: buffer._storage.load_state_dict(state["storage"]))
 
 
 def _moved(buffer: ComposedBuffer, state: Mapping[str, Any], move: Move) -> dict[str, Any]:
@@ -184,7 +186,9 @@ def _saved_kind(state: Mapping[str, Any], part: str) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _hand_over(buffer: ComposedBuffer, state: Mapping[str, Any], load_storage: Callable[[], None]) -> None:
+def _hand_over(
+    buffer: ComposedBuffer, state: Mapping[str, Any], load_storage: Callable[[], None]
+) -> Callable[[], None]:
     """Load the parts, the storage first, since the others look at it; at an error all are as before."""
 
     def loading(part: str) -> contextlib.AbstractContextManager[None]:
@@ -211,6 +215,7 @@ def _hand_over(buffer: ComposedBuffer, state: Mapping[str, Any], load_storage: C
     except BaseException:
         before.restore()
         raise
+    return before.restore
 
 
 @contextlib.contextmanager
@@ -238,27 +243,11 @@ class _Before:
         self._transforms = copied(buffer._transform.state_dict())
         self._generator, self._sampler_generator = buffer._generator, buffer._sampler.generator
         self._random = None if self._generator is None else self._generator.get_state()
-        storage = buffer._storage
-        self._stored: Mapping[str, Any] | None = None
-        if storage.initialized and len(storage) and not isinstance(storage, ListStorage):
-            self._stored = storage.state_dict()
-        else:
-            # No memory that loading would write into: it would make its own, and put it in place of this.
-            self._attributes = {
-                name: list(value) if type(value) is list else value for name, value in vars(storage).items()
-            }
-            self._log = copy.deepcopy(storage.log)
+        self._stored = StorageSnapshot(buffer._storage)
 
     def restore(self) -> None:
         buffer = self._buffer
-        storage = buffer._storage
-        if self._stored is not None:
-            storage.load_state_dict(self._stored)
-        else:
-            vars(storage).clear()
-            vars(storage).update(self._attributes)
-            storage.log.__setstate__(self._log.__getstate__())
-            storage.log.load_state_dict(storage.log.state_dict())  # a new epoch, for who has looked meanwhile
+        self._stored.restore()
         buffer._generator, buffer._sampler.generator = self._generator, self._sampler_generator
         buffer._join()
         buffer._writer.load_state_dict(self._writer)

@@ -50,7 +50,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from replaybank.storages.tensor import LazyTensorStorage
+        >>> from replaybank.storages import LazyTensorStorage
         >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
         >>> _ = buffer.extend(TensorDict({"reward": torch.arange(3.0)}, batch_size=3))
         >>> sample = buffer.sample()
@@ -155,7 +155,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             KeyError: there is no index in it.
         """
         self._ready()
-        if not _takes_priorities(self._sampler):
+        if not takes_priorities(self._sampler):
             return
         index = data.get(INDEX, None)
         if index is None:
@@ -193,27 +193,30 @@ class TensorDictReplayBuffer(ReplayBuffer):
         else:
             batch = self._next_batch(batch_size)
         if include_info is not False:
-            _put_info(batch)
+            self._put_info(batch)
         return (batch.data, batch.info) if return_info else batch.data
 
     def _sample_and_end(self) -> tuple[Any, bool]:
         batch = self._next_batch(None)
-        _put_info(batch)
+        self._put_info(batch)
         return batch.data, batch.ran_out
+
+    def _put_info(self, batch: Batch) -> None:
+        put_info(batch)
 
     def _check_batch(self, batch: Batch) -> None:
         if is_tensor_collection(batch.data):
-            _put_info(batch._replace(data=batch.data.copy()))
+            self._put_info(batch._replace(data=batch.data.copy()))
 
     def _has_priorities(self, data: Any) -> bool:
         return (
-            _takes_priorities(self._sampler)
+            takes_priorities(self._sampler)
             and is_tensor_collection(data)
             and data.get(self._priority_key, None) is not None
         )
 
     def _warn_of_priorities(self) -> None:
-        if _takes_priorities(self._sampler):
+        if takes_priorities(self._sampler):
             why = f"the data has no entry {self._priority_key!r}, the buffer's priority_key"
         else:
             why = f"a {type(self._sampler).__name__} has no priorities; use a PrioritizedSampler"
@@ -230,7 +233,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return _REDUCTIONS[name](tensor.flatten(dims))
 
 
-def _takes_priorities(sampler: Sampler) -> bool:
+def takes_priorities(sampler: Sampler) -> bool:
+    """Whether a sampler has priorities."""
     return type(sampler).update_priority is not Sampler.update_priority
 
 
@@ -256,22 +260,31 @@ def _item_index(index: Tensor, data: Any) -> tuple[Tensor, int]:
     return index.reshape(-1, *index.shape[dims:]), dims
 
 
-def _put_info(batch: Batch) -> None:
+def put_info(batch: Batch) -> None:
+    """Set where the items of a batch are, and the sampler's entries, in its TensorDict. O(entries)."""
     data = batch.data
     if not is_tensor_collection(data):
         return
     shape, device = data.batch_size, data.device
     flat = len(shape) == 1 and (device is None or device.type == "cpu")
+    count = shape[0] if flat else -1
+    parent, among = (), entries_to_set(data)
     for key, value in batch.info.items():
         if type(value) is tuple:
-            value = torch.stack(value, -1)
+            value = value[0].unsqueeze(-1) if len(value) == 1 else torch.stack(value, -1)
         # Checks of what is seen to fit would take longer than the draw.
-        fits = flat and type(value) is Tensor and value.is_cpu and value.shape[:1] == shape
-        entries = _entries_above(data, key) if fits else None
-        if entries is None:
+        fits = flat and type(value) is Tensor and value.is_cpu and value.dim() > 0 and value.size(0) == count
+        if not fits:
             _put_checked(data, key, value)
+            continue
+        above, name = ((), key) if type(key) is str else (key[:-1], key[-1])
+        if above != parent:  # entries of one TensorDict come one after the other
+            parent, among = above, _entries_above(data, key)
+        if among is None:
+            _put_checked(data, key, value)
+            parent, among = (), entries_to_set(data)
         else:
-            entries[key if type(key) is str else key[-1]] = value
+            among[name] = value
 
 
 def _entries_above(data: Any, key: Any) -> dict[str, Any] | None:

@@ -66,6 +66,11 @@ class SampledStorage(StepSource, Protocol):
         ...
 
     @property
+    def max_size(self) -> int:
+        """Capacity in items, over all dimensions."""
+        ...
+
+    @property
     def device(self) -> torch.device | None:
         """Where samples come to lie; None if that depends on the item."""
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 from replaybank.checkpoint import StrPath, load, save
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey, Sampler
-from replaybank.samplers.ensemble_index import flat_of, items_of, joined, rows_of
+from replaybank.samplers.ensemble_index import flat_of, items_of, joined, refuse_empty_parts, rows_of
 from replaybank.storages.ensemble import StorageEnsemble, item_index, stacked
 from replaybank.storages.indexing import Run, resolve
 
@@ -67,6 +67,20 @@ class SamplerEnsemble(Sampler):
         self.num_buffer_sampled = num_buffer_sampled
 
     # ---- arguments
+
+    @property
+    def samplers(self) -> tuple[Sampler, ...]:
+        """The parts. Settable to as many others."""
+        return self._samplers
+
+    @samplers.setter
+    def samplers(self, value: Sequence[Sampler]) -> None:
+        if len(value) != len(self):
+            raise ValueError(f"{len(value)} samplers were given to an ensemble of {len(self)}.")
+        for number, (old, new) in enumerate(zip(self._samplers, value, strict=True)):
+            if new is not old:
+                self._spent.discard(number)
+        self._samplers = tuple(value)
 
     @property
     def p(self) -> Tensor | None:
@@ -139,6 +153,27 @@ class SamplerEnsemble(Sampler):
                 f"A SamplerEnsemble samples from a StorageEnsemble, got a {type(storage).__name__}."
             )
         self._check_parts(storage)
+        ids, count = self.choose(batch_size)
+        refuse_empty_parts(ids, [len(part) for part in storage.storages])
+        drawn = []
+        for number in ids:
+            sampler = self._samplers[number]
+            index, info = sampler.sample(storage.storages[number], count)
+            drawn.append((index, info, sampler.ran_out))
+        return self.join(ids, drawn)
+
+    def choose(self, batch_size: int) -> tuple[list[int], int]:
+        """Draw parts, the first half of :meth:`sample`. O(parts).
+
+        Args:
+            batch_size: items in all.
+
+        Returns:
+            The numbers of the parts that a batch comes from, and how many items of each.
+
+        Raises:
+            ValueError: ``batch_size`` does not divide.
+        """
         n_parts = len(self) if self.sample_from_all else self.num_buffer_sampled
         if batch_size % n_parts or batch_size < n_parts:
             raise ValueError(
@@ -148,19 +183,23 @@ class SamplerEnsemble(Sampler):
         if self._ran_out:
             self.ran_out = False
         ids = torch.arange(n_parts) if self.sample_from_all else self._draw_parts(n_parts)
-        found, infos = [], []
-        for number in ids.tolist():
-            sampler = self._samplers[number]
-            index, info = sampler.sample(storage.storages[number], batch_size // n_parts)
-            found.append(index)
-            infos.append(info)
-            if sampler.ran_out:
-                self._spent.add(number)
+        return ids.tolist(), batch_size // n_parts
+
+    def join(
+        self, ids: Sequence[int], drawn: Sequence[tuple[Any, dict[InfoKey, Any], bool]]
+    ) -> tuple[TensorDict, dict[InfoKey, Any]]:
+        """Make one batch of what was drawn from parts, the second half of :meth:`sample`. O(B).
+
+        Args:
+            ids: their numbers, from :meth:`choose`.
+            drawn: what each gave: an index, extras, and whether its pass ended with them.
+        """
+        self._spent.update(number for number, (_, _, ran_out) in zip(ids, drawn, strict=True) if ran_out)
         exhaustible = {number for number, sampler in enumerate(self._samplers) if sampler.exhaustible}
         self._ran_out = bool(exhaustible) and exhaustible <= self._spent
-        rows = rows_of(found)
-        where = TensorDict({"index": stacked(rows), "buffer_ids": ids}, batch_size=[n_parts])
-        return where, joined(infos, [len(row) for row in rows])
+        rows = rows_of([index for index, _, _ in drawn])
+        where = TensorDict({"index": stacked(rows), "buffer_ids": torch.tensor(ids)}, batch_size=[len(ids)])
+        return where, joined([info for _, info, _ in drawn], [len(row) for row in rows])
 
     def _check_parts(self, storage: StorageEnsemble) -> None:
         if len(storage.storages) != len(self):
@@ -338,21 +377,35 @@ class SamplerEnsemble(Sampler):
         for sampler in self._samplers:
             sampler.empty()
 
-    def _own_state(self) -> dict[str, Any]:
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """How parts are drawn: ``p``, ``sample_from_all`` and ``num_buffer_sampled``, as they were given."""
         return {
-            "parts": len(self),
             "p": None if self._p is None else self._p.clone(),
             "sample_from_all": self.sample_from_all,
             "num_buffer_sampled": self._num_buffer_sampled,
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """The state without those of the parts."""
+        return {
+            "parts": len(self),
+            **self.arguments,
             "ran_out": self._ran_out,
             "spent": sorted(self._spent),
         }
 
-    def _check_own_state(self, state: Mapping[str, Any]) -> None:
+    def check_own_state(self, state: Mapping[str, Any]) -> None:
+        """See to it that a state is of as many parts.
+
+        Raises:
+            ValueError: it is not.
+        """
         if state["parts"] != len(self):
             raise ValueError(f"The state is of {state['parts']} samplers, the ensemble has {len(self)}.")
 
-    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`own_state` gave."""
         self.sample_from_all = bool(state["sample_from_all"])
         self.p = state["p"]
         self.num_buffer_sampled = state["num_buffer_sampled"]
@@ -360,24 +413,32 @@ class SamplerEnsemble(Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The arguments, which parts have run out, and the states of the parts."""
-        return {**self._own_state(), "samplers": [sampler.state_dict() for sampler in self._samplers]}
+        return {**self.own_state(), "samplers": [sampler.state_dict() for sampler in self._samplers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state.
+        """Take over a state, wholly or not at all.
 
         Raises:
             ValueError: it is of another number of parts; nothing has been changed.
         """
-        self._check_own_state(state_dict)
-        for sampler, state in zip(self._samplers, state_dict["samplers"], strict=True):
-            sampler.load_state_dict(state)
-        self._load_own_state(state_dict)
+        self.check_own_state(state_dict)
+        before = self.state_dict()
+        try:
+            self._load(state_dict)
+        except BaseException:
+            self._load(before)
+            raise
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for sampler, part in zip(self._samplers, state["samplers"], strict=True):
+            sampler.load_state_dict(part)
+        self.load_own_state(state)
 
     def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
         """Save the parts into directories ``0``, ``1``, ... of ``path``, made if missing; the rest beside."""
         for number, sampler in enumerate(self._samplers):
             sampler.dumps(Path(path) / str(number), keep=keep, allow_pickle=allow_pickle)
-        save(path, self._own_state(), keep=keep)
+        save(path, self.own_state(), keep=keep)
 
     def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """Take over what :meth:`dumps` left in ``path``.
@@ -386,10 +447,15 @@ class SamplerEnsemble(Sampler):
             ValueError: it is of another number of parts; nothing has been changed.
         """
         state = load(path)
-        self._check_own_state(state)
-        for number, sampler in enumerate(self._samplers):
-            sampler.loads(Path(path) / str(number), allow_pickle=allow_pickle)
-        self._load_own_state(state)
+        self.check_own_state(state)
+        before = self.state_dict()
+        try:
+            for number, sampler in enumerate(self._samplers):
+                sampler.loads(Path(path) / str(number), allow_pickle=allow_pickle)
+            self.load_own_state(state)
+        except BaseException:
+            self._load(before)
+            raise
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self._samplers))})"

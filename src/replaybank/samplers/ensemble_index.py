@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,25 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 from replaybank.samplers.base import InfoKey
-from replaybank.storages.ensemble import stacked
+from replaybank.storages.ensemble import item_index, stacked
 
 _NEUTRAL = {"priority_weight": 1}
 """What an extra counts for items of a part that does not give it; others count zero."""
+
+
+def refuse_empty_parts(ids: Sequence[int], lengths: Sequence[int]) -> None:
+    """See to it that all parts that a batch comes from hold something, before any is drawn from.
+
+    Raises:
+        RuntimeError: one does not.
+    """
+    for number in ids:
+        if not lengths[number]:
+            error = RuntimeError("Cannot sample from an empty storage.")
+            error.add_note(
+                f"It is that of part {number} of {len(lengths)}: write to it first, or give it a p of 0."
+            )
+            raise error
 
 
 def rows_of(found: list[Any]) -> list[Tensor]:
@@ -87,3 +102,31 @@ def items_of(index: Any, count: int | None) -> tuple[Tensor, Tensor]:
     lead = places.shape[:-1] if has_width else places.shape
     ids = ids.reshape(*ids.shape, *[1] * (len(lead) - ids.dim())).expand(lead).reshape(-1)
     return ids, places.reshape(len(ids), -1) if has_width else places.reshape(-1)
+
+
+def places_of(index: Any, dims: Sequence[int]) -> list[tuple[int, Any]]:
+    """An index into an ensemble as numbers of parts, and an index into each. O(B).
+
+    Args:
+        index: as for :func:`items_of`; the items of a row are of one part, or the rows are single items.
+        dims: number of dimensions of each part.
+
+    Raises:
+        TypeError: another form of index, or a row of several parts.
+        IndexError: there is no such part.
+    """
+    ids, places = items_of(index, None)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(dims):
+        raise IndexError(f"There are parts 0 to {len(dims) - 1}, not {int(ids.min())} to {int(ids.max())}.")
+    found = index["index"]
+    if found.dim() == 1:
+        return [(number, int(place)) for number, place in zip(ids.tolist(), places, strict=True)]
+    rows = found.unbind()
+    lengths = [len(row) for row in rows] if found.is_nested else [len(ids) // max(len(rows), 1)] * len(rows)
+    pairs = []
+    for of_row, row in zip(ids.split(lengths), places.split(lengths), strict=True):
+        numbers = of_row.unique().tolist()
+        if len(numbers) > 1:
+            raise TypeError(f"A row of items of the parts {numbers}: give one of each part, or flat ids.")
+        pairs += [(number, item_index(row, dims[number])) for number in numbers]
+    return pairs

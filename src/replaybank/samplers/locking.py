@@ -9,10 +9,12 @@ from typing import Any
 
 
 class ThreadLock:
-    """A reentrant lock. A forked child and a pickled copy have one of their own, which is free.
+    """A reentrant lock, ``lock``. A forked child and a pickled copy have one of their own, which is free.
 
     Thread-safe.
     """
+
+    lock: threading.RLock  # a ``with`` of the lock itself costs half of one that goes through this class
 
     def __init__(self) -> None:
         self.renew()
@@ -20,13 +22,13 @@ class ThreadLock:
 
     def renew(self) -> None:
         """Forget who holds it: another thread of the parent may have when this process was forked."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self.lock.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ThreadLock, ()

@@ -41,7 +41,7 @@ class PriorityTable:
     between processes, the buffer's lock guards it.
 
     Args:
-        capacity: number of items there is room for.
+        capacity: number of items there is room for; None: as many as the storage that is followed has.
         alpha: exponent of priorities.
         beta: exponent of importance weights.
         eps: added to priorities.
@@ -52,7 +52,7 @@ class PriorityTable:
 
     def __init__(
         self,
-        capacity: int,
+        capacity: int | None,
         alpha: float | Tensor,
         beta: float | Tensor,
         eps: float,
@@ -65,7 +65,8 @@ class PriorityTable:
             raise NotImplementedError(
                 f"dtype={dtype}: priorities are kept in torch.float32 or torch.float64."
             )
-        capacity = whole("max_capacity", capacity)
+        self.grows = capacity is None
+        capacity = 1 if capacity is None else whole("max_capacity", capacity)
         self.within_buffer = within_buffer
         self.on_cpu = on_cpu
         self.tree = SumTree(capacity, dtype)
@@ -215,7 +216,7 @@ class PriorityTable:
         given = self._given[ALPHA]
         if isinstance(given, Tensor):
             changed = self.set_exponent(ALPHA, given)
-        if log.total != number[TOTAL] or log.epoch != number[EPOCH]:
+        if not log.is_at(number[EPOCH], number[TOTAL]):
             if storage.columns != self._columns:
                 self._set_columns(storage)
             self._make_room(storage)
@@ -225,12 +226,14 @@ class PriorityTable:
     def catch_up(self) -> None:
         """Take in what was written to the storage last followed."""
         log, number = self._log, self.number
-        if log is None or (log.total == number[TOTAL] and log.epoch == number[EPOCH]):
+        if log is None or log.is_at(number[EPOCH], number[TOTAL]):
             return
         if self._ndim != 1 + len(self._columns):
             return  # written for the first time just now: only the storage knows its columns
         if log.length * self._width > self.tree.capacity:
-            raise self._outgrown(log.length * self._width)
+            if not self.grows:
+                raise self._outgrown(log.length * self._width)
+            self.tree.grow(log.rows * self._width)
         if log.mended(number[EPOCH]) and log.total >= number[TOTAL]:
             self._mend(log)
         elif number[EPOCH] != log.epoch or log.total < number[TOTAL]:
@@ -334,11 +337,13 @@ class PriorityTable:
     # ---- room
 
     def _make_room(self, storage: SampledStorage) -> None:
-        """Grow with the rounding of a storage to whole rows; refuse one that holds too much."""
+        """Grow with the storage, or with its rounding to whole rows; refuse one that holds too much."""
         capacity = self.tree.capacity
         width = math.prod(storage.columns)
         full = storage.log.rows * width
-        if capacity < full < capacity + width:
+        if self.grows and storage.ndim > 1 + len(storage.columns):
+            full = storage.max_size  # as far as it is known before the first write
+        if capacity < full and (self.grows or full < capacity + width):
             self.tree.grow(full)
         elif storage.log.length * width > capacity:
             raise self._outgrown(storage.log.length * width)
@@ -355,6 +360,8 @@ class PriorityTable:
         Raises:
             ValueError: there would then be more items than room.
         """
+        if self.grows:
+            return
         width = math.prod(storage.columns)
         items = min(storage.log.rows, storage.log.length + rows) * width
         if items > self.tree.capacity and not self.tree.capacity > storage.log.rows * width - width:
@@ -468,6 +475,10 @@ class PriorityTable:
 
     def uniforms(self, count: int, generator: torch.Generator | None) -> Tensor:
         """Float64 ``[count]`` in ``[0, 1)``, to be used before the next call."""
+        if generator is None and self.tree.native:
+            if self._uniforms.numel() != count:
+                self._uniforms = torch.empty(count, dtype=torch.float64)
+            return self._uniforms.uniform_()
         device = self.tree.device if generator is None else generator.device
         if device.type != "cpu" or self.tree.device.type != "cpu":
             drawn = torch.rand(count, dtype=torch.float64, generator=generator, device=device)

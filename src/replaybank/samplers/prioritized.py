@@ -25,7 +25,8 @@ class PrioritizedSampler(PrioritySampler):
     lock guards it.
 
     Args:
-        max_capacity: number of items there is room for, at least what the storage holds.
+        max_capacity: number of items there is room for, at least what the storage holds; None: as many as the
+            storage has room for, whichever that comes to be.
         alpha: exponent of priorities, a number or 0-d tensor >= 0; 0 is uniform.
         beta: exponent of importance weights, a number or 0-d tensor >= 0.
         eps: added to priorities.
@@ -51,7 +52,7 @@ class PrioritizedSampler(PrioritySampler):
 
     def __init__(
         self,
-        max_capacity: int,
+        max_capacity: int | None,
         alpha: float | Tensor,
         beta: float | Tensor,
         eps: float = 1e-8,
@@ -78,7 +79,7 @@ class PrioritizedSampler(PrioritySampler):
             ValueError: the storage holds more than ``max_capacity`` items.
         """
         refuse_empty(storage)
-        with self._lock:
+        with self._lock.lock:
             table = self._table
             table.follow(storage)
             items, importance, stamps = table.tree.draw(

@@ -39,7 +39,8 @@ class PrioritizedSliceSampler(PrioritySampler):
     lock guards it.
 
     Args:
-        max_capacity: number of steps there is room for, at least what the storage holds.
+        max_capacity: number of steps there is room for, at least what the storage holds; None: as many as the
+            storage has room for, whichever that comes to be.
         alpha: exponent of priorities, a number or 0-d tensor >= 0.
         beta: exponent of importance weights, a number or 0-d tensor >= 0.
         eps: added to priorities.
@@ -77,7 +78,7 @@ class PrioritizedSliceSampler(PrioritySampler):
 
     def __init__(
         self,
-        max_capacity: int,
+        max_capacity: int | None,
         alpha: float | Tensor,
         beta: float | Tensor,
         eps: float = 1e-8,

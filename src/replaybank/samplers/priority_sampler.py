@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,18 +39,23 @@ class _TableLock(ThreadLock):
         self.guarded = guarded
         super().__init__()
 
+    @property
+    def lock(self) -> _TableLock:  # type: ignore[override]
+        """This one itself."""
+        return self
+
     def renew(self) -> None:
         """Forget who holds it."""
-        super().renew()
+        self._threads = threading.RLock()
         self._depth = 0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self._threads.acquire()
         if self._depth == 0:
             try:
                 self._table.begin(self.guarded)
             except BaseException:
-                self._lock.release()
+                self._threads.release()
                 raise
         self._depth += 1
 
@@ -57,7 +63,7 @@ class _TableLock(ThreadLock):
         self._depth -= 1
         if self._depth == 0 and (error[0] is None or isinstance(error[1], Exception)):
             self._table.end()
-        self._lock.release()
+        self._threads.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _TableLock, (self._table, self.guarded)
@@ -201,7 +207,7 @@ class PrioritySampler(Sampler):
         Raises:
             ValueError: there would be more than ``max_capacity`` items.
         """
-        if self.max_capacity < storage.max_size:
+        if not self._table.grows and self.max_capacity < storage.max_size:
             self._table.check_rows(storage, storage.prepare(data, single=single).rows)
 
     def add(self, index: Any) -> None:
@@ -229,7 +235,7 @@ class PrioritySampler(Sampler):
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
         """
-        with self._lock:
+        with self._lock.lock:
             self._changed(self._table.update(index, priority, storage, generation))
 
     def mark_update(self, index: Any, *, storage: SampledStorage | None = None) -> None:

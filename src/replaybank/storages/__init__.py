@@ -5,9 +5,10 @@ from replaybank.storages.compressed import CompressedListStorage
 from replaybank.storages.ensemble import StorageEnsemble
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.lazy_stack import LazyStackStorage
+from replaybank.storages.lazy_tensor import LazyTensorStorage
 from replaybank.storages.list import ListStorage
 from replaybank.storages.memmap import LazyMemmapStorage
-from replaybank.storages.tensor import LazyTensorStorage, TensorStorage
+from replaybank.storages.tensor import TensorStorage
 from replaybank.storages.write_log import LogChanges, LogMark, WriteLog
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The one place that touches tensordict's privates, with the public way as the fallback.
 
-The checked constructor of a nested TensorDict costs 6 microseconds, the unchecked one 1.5; a batch that was
-just gathered has nothing to check.
+The checked constructor of a nested TensorDict costs 6 microseconds, the unchecked one 1.5, setting the four
+attributes that this one sets 0.5; a batch that was just gathered has nothing to check.
 """
 
 from __future__ import annotations
@@ -23,21 +23,57 @@ __all__ = [
 
 
 def _checked(
-    source: dict[str, Any], batch_size: torch.Size, device: torch.device | None = None, **_: Any
+    source: dict[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: list[str | None] | None = None,
+    **_: Any,
 ) -> TensorDict:
-    return TensorDict(source, batch_size=batch_size, device=device)
+    return TensorDict(source, batch_size=batch_size, device=device, names=cast(Any, names))
 
 
 _make: Callable[..., TensorDict] = getattr(TensorDict, "_new_unsafe", _checked)
 try:
-    _make({}, batch_size=torch.Size([1]), device=None, nested=False)
+    _make({}, batch_size=torch.Size([1]), device=None, names=["a"], nested=False)
 except TypeError:  # another signature
     _make = _checked
 
 
-def build(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
-    """A TensorDict of values that are known to fit: tensors on ``device``, nested ones built already."""
-    return _make(source, batch_size=batch_size, device=device, nested=False)
+def _entries_type() -> type[dict[str, Any]] | None:
+    """The type of a TensorDict's entries, where it is made of the four attributes that ``build`` sets."""
+    size, device = torch.Size([1]), torch.device("cpu")
+    made = vars(_make({"x": torch.zeros(1)}, batch_size=size, device=device, nested=False))
+    inner = made.get("_tensordict")
+    known = {"_tensordict": inner, "_device": device, "_batch_size": size, "_td_dim_names": None}
+    if _make is _checked or not isinstance(inner, dict) or list(inner) != ["x"] or made != known:
+        return None
+    return type(inner)
+
+
+_new = TensorDict.__new__
+_entries: Any = _entries_type()
+
+
+def build(
+    source: dict[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: list[str | None] | None = None,
+) -> TensorDict:
+    """A TensorDict of values that are known to fit: tensors on ``device``, nested ones built already.
+
+    It takes ``source`` over: the caller gives a dict of its own.
+    """
+    if names is not None:
+        return _make(source, batch_size=batch_size, device=device, names=names, nested=False)
+    if _entries is None or torch.compiler.is_compiling():
+        return _make(source, batch_size=batch_size, device=device, nested=False)
+    made: Any = _new(TensorDict)
+    made._tensordict = source if _entries is dict else _entries(source)
+    made._batch_size = batch_size
+    made._device = device
+    made._td_dim_names = None
+    return cast(TensorDict, made)
 
 
 def entries(data: TensorDictBase) -> Mapping[str, Any]:
@@ -59,7 +95,7 @@ def with_entry(data: TensorDictBase, name: str, value: torch.Tensor) -> TensorDi
     if type(data) is TensorDict:
         source = dict(entries(data))
         source[name] = value
-        return build(source, data.batch_size, data.device)
+        return build(source, data.batch_size, data.device, getattr(data, "_td_dim_names", None))
     return data.copy().set(name, value)
 
 

@@ -15,8 +15,9 @@ from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
+from replaybank.storages.log_header import checked_state
 from replaybank.storages.resize import Move
-from replaybank.storages.write_log import WriteLog, checked_state
+from replaybank.storages.write_log import WriteLog
 
 T = TypeVar("T")
 
@@ -330,8 +331,9 @@ class Storage(Stateful):
         Raises:
             IndexError: out of range, or never written.
         """
-        if self._log.unfinished:
-            self._make_good(self._log, warn=True)
+        log = self._log
+        if log.unfinished:
+            self._make_good(log, warn=True)
         if self.ndim == 1 and type(index) is Tensor and index.dtype is torch.int64 and self.initialized:
             return self._read_items(index)
         target = self._resolve(index)

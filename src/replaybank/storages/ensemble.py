@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from replaybank.checkpoint import Stateful
 from replaybank.storages.base import Storage, entry
 from replaybank.storages.indexing import pick
+from replaybank.storages.snapshot import StorageSnapshot
 
 Transform = Callable[[Any], Any]
 
@@ -58,6 +60,11 @@ class StorageEnsemble(Stateful):
         """Capacity of all parts in items."""
         return sum(storage.max_size for storage in self.storages)
 
+    @property
+    def initialized(self) -> bool:
+        """Whether all parts know what their items look like."""
+        return all(storage.initialized for storage in self.storages)
+
     def __len__(self) -> int:
         return sum(len(storage) for storage in self.storages)
 
@@ -82,7 +89,7 @@ class StorageEnsemble(Stateful):
                 f"gives it, got {type(index).__name__}. Read one part as ensemble[i][...]."
             )
         ids, items = index["buffer_ids"].tolist(), index["index"].unbind()
-        return _combined([self._read(k, item) for k, item in zip(ids, items, strict=True)])
+        return combined([self._read(k, item) for k, item in zip(ids, items, strict=True)])
 
     def __getitem__(self, index: Any) -> Any:
         """A part, an ensemble of some, or items.
@@ -115,7 +122,7 @@ class StorageEnsemble(Stateful):
         inner = index[1] if len(index) == 2 else index[1:]
         if isinstance(picked, int):
             return self._changed(picked, self.storages[picked].get(inner))
-        return _combined([self._changed(number, self.storages[number].get(inner)) for number in picked])
+        return combined([self._changed(number, self.storages[number].get(inner)) for number in picked])
 
     def _read(self, number: int, items: Tensor) -> Any:
         if not 0 <= number < len(self.storages):
@@ -160,10 +167,10 @@ class StorageEnsemble(Stateful):
         """Nothing moves: the parts are as large as they were."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state.
+        """Take over a state, wholly or not at all. O(N), with copies of what the parts hold.
 
         Raises:
-            ValueError: it is of another number of parts; nothing has been changed.
+            ValueError: it is of another number of parts, or does not fit; nothing has been changed.
         """
         states = entry(state_dict, "storages", list)
         if len(states) != len(self.storages):
@@ -176,8 +183,15 @@ class StorageEnsemble(Stateful):
                     f"The state of part {number} is of another capacity than the storage: make it as large. "
                     "Nothing has been changed."
                 )
-        for storage, state in zip(self.storages, states, strict=True):
-            storage.load_state_dict(state)
+        before: list[StorageSnapshot] = []
+        try:
+            for storage, state in zip(self.storages, states, strict=True):
+                before.append(StorageSnapshot(storage))
+                storage.load_state_dict(state)
+        except BaseException:
+            for snapshot in before:
+                snapshot.restore()
+            raise
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.storages))})"
@@ -206,16 +220,23 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     return nested
 
 
-def _combined(parts: list[Any]) -> Any:
+def combined(parts: Sequence[Any]) -> Any:
+    """Batches of several parts as one, ``[K, B, ...]``. O(bytes).
+
+    TensorDicts are stacked, lazily where their batch sizes, keys or shapes differ; tensors are stacked,
+    nested where their lengths differ; dicts of them entry by entry. Anything else comes as a list.
+    """
     first = parts[0]
     if all(is_tensor_collection(part) for part in parts):
         keys = {frozenset(part.keys(True, True)) for part in parts}
-        sizes = {part.batch_size for part in parts}
-        return torch.stack(parts) if len(keys) == len(sizes) == 1 else lazy_stack(parts)
+        if len(keys) == len({part.batch_size for part in parts}) == 1:
+            with contextlib.suppress(RuntimeError):  # leaves of differing shapes
+                return torch.stack(tuple(parts))
+        return lazy_stack(list(parts))
     if all(isinstance(part, Tensor) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
         return stacked(parts)
     if isinstance(first, dict) and all(
         isinstance(part, dict) and part.keys() == first.keys() for part in parts
     ):
-        return {key: _combined([part[key] for part in parts]) for key in first}
-    return parts
+        return {key: combined([part[key] for part in parts]) for key in first}
+    return list(parts)

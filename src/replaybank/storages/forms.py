@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.storages.batch_memory import BatchMemory, recyclable
 from replaybank.storages.layout import LeafSpec
 from replaybank.storages.structure import as_tensor, show
 
@@ -26,11 +27,19 @@ class Shapes:
     ``torch.empty`` of a shape, and gives a contiguous tensor.
     """
 
-    def __init__(self, lead: tuple[int, ...], leaves: Sequence[LeafSpec], device: torch.device) -> None:
+    def __init__(
+        self, lead: tuple[int, ...], leaves: Sequence[LeafSpec], device: torch.device, memory: BatchMemory
+    ) -> None:
         self.lead = torch.Size(lead)
         self.count = self.lead.numel()
         self.full = [torch.Size((*lead, *leaf.shape)) for leaf in leaves]
-        self._large = [i for i, leaf in enumerate(leaves) if leaf.bytes * self.count >= FRESH_BYTES]
+        self.wanted = [(leaf.dtype, shape) for leaf, shape in zip(leaves, self.full, strict=True)]
+        sizes = [leaf.bytes * self.count if device.type == "cpu" else 0 for leaf in leaves]
+        self._large = [number for number, size in enumerate(sizes) if size >= FRESH_BYTES]
+        self._memory = memory
+        self._recycled = [
+            number for number, leaf in enumerate(leaves) if recyclable(leaf.dtype, sizes[number])
+        ]
         self.blanks = [
             # One element and sizes of 1 alone: expanding would give strides of 0, and empty_like keeps those.
             torch.empty(shape if shape.numel() == 1 else (), dtype=leaf.dtype, device=device).expand(shape)
@@ -42,6 +51,20 @@ class Shapes:
         out = [torch.empty_like(blank) for blank in self.blanks]
         for number in self._large:
             ask_large_pages(out[number])
+        return out
+
+    def batch(self) -> list[Tensor]:
+        """The same for a batch that will be dropped and made again: see :class:`BatchMemory`."""
+        recycled = self._recycled
+        if not recycled:
+            return self.empty()
+        out: list[Tensor] = []
+        for number, blank in enumerate(self.blanks):
+            if number in recycled:
+                out.append(self._memory.empty(self.full[number], blank.dtype))
+            else:
+                out.append(torch.empty_like(blank))
+                ask_large_pages(out[-1])
         return out
 
 
@@ -68,6 +91,7 @@ class BatchForms:
         self._native = native
         self._complex = any(leaf.dtype.is_complex for leaf in leaves)
         self._shapes: dict[tuple[int, ...], Shapes] = {}
+        self._memory = BatchMemory()
 
     def shape(self, lead: tuple[int, ...]) -> Shapes:
         """What a batch of shape ``lead`` looks like. O(1) for one that is remembered."""
@@ -75,7 +99,7 @@ class BatchForms:
         if shapes is None:
             if len(self._shapes) >= _REMEMBERED_SHAPES:
                 self._shapes.clear()
-            shapes = self._shapes[lead] = Shapes(lead, self._leaves, self.device)
+            shapes = self._shapes[lead] = Shapes(lead, self._leaves, self.device, self._memory)
         return shapes
 
     def fit(self, values: list[Any], lead: tuple[int, ...]) -> list[Tensor]:
@@ -89,22 +113,20 @@ class BatchForms:
             ValueError: a shape is wrong; key, shapes and dtypes are named.
             TypeError: a dtype is of another kind.
         """
-        full = self.shape(lead).full
         out: list[Tensor] = values
-        for number, (value, leaf, shape) in enumerate(zip(values, self._leaves, full, strict=True)):
-            if (
-                not (
-                    type(value) is Tensor
-                    and value.dtype is leaf.dtype
-                    and value.shape == shape
-                    and value.is_cpu
-                    and value.is_contiguous()
-                    and not value.is_neg()
-                )
-                or self._complex
-                or not self._native
+        plain = self._native and not self._complex
+        for number, (dtype, shape) in enumerate(self.shape(lead).wanted):
+            value = values[number]
+            if not (
+                plain
+                and type(value) is Tensor
+                and value.dtype is dtype
+                and value.shape == shape
+                and value.is_cpu
+                and value.is_contiguous()
+                and not value.is_neg()
             ):
-                out[number] = self._convert(value, leaf, shape)
+                out[number] = self._convert(value, self._leaves[number], shape)
         return out
 
     def _convert(self, value: Any, leaf: LeafSpec, shape: torch.Size) -> Tensor:

@@ -118,7 +118,7 @@ class EncodedFrames:
     def decode_all(self, read: Callable[[int], bytes], out: Tensor) -> None:
         """Images ``out[k]`` of the bytes ``read(k)``, in several threads where there is enough to do."""
         pixels: Pixels = out.numpy()
-        _share_out(len(out), out[0].numel() if len(out) else 0, lambda k: self.decode(read(k), pixels[k]))
+        share_out(len(out), out[0].numel() if len(out) else 0, lambda k: self.decode(read(k), pixels[k]))
 
     def encode_all(self, images: Tensor) -> list[bytes]:
         """Images ``[k, ...]`` as bytes, in several threads where there is enough to do."""
@@ -128,7 +128,7 @@ class EncodedFrames:
         def encode(k: int) -> None:
             found[k] = self.encode(pixels[k])
 
-        _share_out(len(images), images[0].numel() if len(images) else 0, encode)
+        share_out(len(images), images[0].numel() if len(images) else 0, encode)
         return found
 
 
@@ -206,8 +206,14 @@ def _decode_png(content: bytes, shape: tuple[int, ...]) -> Pixels:
         return np.asarray(image, dtype=np.uint8).reshape(shape)
 
 
-def _share_out(count: int, size: int, work: Callable[[int], None]) -> None:
-    """``work(k)`` for every k, in order of threads."""
+def share_out(count: int, size: int, work: Callable[[int], None]) -> None:
+    """``work(k)`` for every k, in several threads where there is enough to do.
+
+    Args:
+        count: how many there are.
+        size: bytes of pixels of one.
+        work: must let others run, as decoders do.
+    """
     threads = min(torch.get_num_threads(), count)
     if threads < 2 or count * size < THREADED_PIXELS:
         for k in range(count):

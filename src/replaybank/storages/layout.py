@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,6 +63,24 @@ class LeafSpec:
         for size in self.shape:
             count *= size
         return count * self.dtype.itemsize
+
+
+class LeafPlace(NamedTuple):
+    """Where a leaf of all items lies in memory.
+
+    Args:
+        address: of the leaf in item 0.
+        step: bytes from one item to the next.
+        bytes: bytes of the leaf in one item, which lie side by side.
+        dtype: its dtype.
+        shape: its shape in one item.
+    """
+
+    address: int
+    step: int
+    bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class RowLayout:

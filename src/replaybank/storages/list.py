@@ -14,9 +14,10 @@ from torch import Tensor
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run
+from replaybank.storages.log_header import checked_state
 from replaybank.storages.resize import Move, move_to
 from replaybank.storages.table import out_of_range
-from replaybank.storages.write_log import checked_state, cursor_and_length, moved_state
+from replaybank.storages.write_log import cursor_and_length, moved_state
 
 UNBOUNDED = sys.maxsize
 """Capacity of a list without ``max_size``."""

@@ -15,9 +15,9 @@ import torch
 
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.layout import LeafSpec
+from replaybank.storages.lazy_tensor import LazyTensorStorage
 from replaybank.storages.scratch import FileArena, ScratchFolder
 from replaybank.storages.table import Table
-from replaybank.storages.tensor import LazyTensorStorage
 
 _LAYOUT_FILE = "layout.json"
 

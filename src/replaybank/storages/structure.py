@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_non_tensor
+from tensordict import TensorDict, is_non_tensor
 from torch import Tensor
 
 from replaybank.errors import DataFormatError
 from replaybank.storages import _tensordict
 from replaybank.storages.layout import Key
+
+Names = list[str | None]
+"""Names of dimensions, as a TensorDict's ``names``."""
 
 
 class Differs(Exception):
@@ -132,22 +135,30 @@ class _Dict(_Named):
 
 
 class _TensorDict(_Named):
-    def __init__(self, children: dict[Any, _Node], extra: torch.Size, cls: type | None) -> None:
+    def __init__(
+        self, children: dict[Any, _Node], extra: torch.Size, names: Names | None, cls: type | None
+    ) -> None:
         super().__init__(children)
         self.extra = extra
+        self.names = names  # of the dimensions ``extra``; None: they have none
         self.cls = cls
 
     def build(self, leaves: Sequence[Tensor], batch: torch.Size, device: torch.device | None) -> Any:
         source: dict[str, Any] = {name: leaves[number] for name, number in self.leaves}
         for name, node in self.inner:
             source[name] = node.build(leaves, batch, device)
-        data = _tensordict.build(source, batch + self.extra if self.extra else batch, device)
+        if self.names is None:
+            data = _tensordict.build(source, batch + self.extra if self.extra else batch, device)
+        else:
+            names = [None] * len(batch) + self.names
+            data = _tensordict.build(source, batch + self.extra, device, names)
         return data if self.cls is None else _tensordict.build_class(self.cls, data)
 
     def to_json(self) -> Any:
         return {
             "kind": "tensordict",
             "extra": list(self.extra),
+            "names": self.names,
             "class": None if self.cls is None else _class_name(self.cls),
             "parts": [[name, node.to_json()] for name, node in self.children.items()],
         }
@@ -209,8 +220,14 @@ def _node_from_json(value: Any) -> _Node:
     if kind == "dict":
         return _Dict(dict(parts))
     if kind == "tensordict":
-        extra = torch.Size(value["extra"])
-        return _TensorDict(dict(parts), extra, None if cls is None else _find_class(cls))
+        extra, names = torch.Size(value["extra"]), value.get("names")
+        if names is not None and (
+            len(names) != len(extra) or not all(name is None or isinstance(name, str) for name in names)
+        ):
+            raise ValueError(
+                f"The state's items have the dimensions {list(extra)} with the names {names!r:.80}."
+            )
+        return _TensorDict(dict(parts), extra, names, None if cls is None else _find_class(cls))
     if kind in ("list", "tuple", "named"):
         sequence = list if kind == "list" else tuple if kind == "tuple" else _find_class(cls)
         names = getattr(sequence, "_fields", None)
@@ -224,6 +241,8 @@ def entries_of(data: Any) -> Mapping[Any, Any] | None:
     """Entries by name of a dict, TensorDict or tensorclass; None if it is something else."""
     if isinstance(data, dict):
         return data
+    if type(data) is TensorDict:
+        return _tensordict.entries(data)
     if _tensordict.is_tensor_collection(data):
         return {k: v for k, v in _tensordict.entries(data).items() if v is not None}
     return data if isinstance(data, Mapping) else None
@@ -301,13 +320,17 @@ class Structure:
                         f"its first {batch_dims} dimension(s) must count the items."
                     )
                 extra = torch.Size(value.batch_size[batch_dims:])
+                names = value.names[batch_dims:] if extra else []
                 return _TensorDict(
-                    children, extra, type(value) if _tensordict.is_tensorclass(value) else None
+                    children,
+                    extra,
+                    names if any(names) else None,
+                    type(value) if _tensordict.is_tensorclass(value) else None,
                 )
             if isinstance(value, tuple | list):
-                names = getattr(value, "_fields", None) or [str(i) for i in range(len(value))]
+                fields = getattr(value, "_fields", None) or [str(i) for i in range(len(value))]
                 return _Sequence(
-                    [node(part, (*path, name)) for name, part in zip(names, value, strict=True)], type(value)
+                    [node(part, (*path, name)) for name, part in zip(fields, value, strict=True)], type(value)
                 )
             if path in found:
                 raise ValueError(f"Two entries have the key {show(path)} once keys are written as strings.")

@@ -14,7 +14,7 @@ from replaybank.checkpoint_files import rows_in_chunk
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import decoded_again
-from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafSpec, RowLayout
+from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
 
 THREADED_BYTES = 1 << 20
@@ -235,10 +235,20 @@ class LeafTable:
 
     def read(self, number: int, rows: Tensor | slice, length: int) -> Tensor:
         """One leaf of some of the first ``length`` rows: a view for slices, else a copy. O(rows)."""
-        view = self.views[number][:length]
+        view = self.views[number]
         if isinstance(rows, slice):
-            return view[rows]
+            start, stop, step = rows.indices(length)
+            return view[start:stop:step]
+        view = view[:length]
         return movable(view).index_select(0, rows.to(view.device)).view(view.dtype)
+
+    def place_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf lies; None where kernels cannot read it, or the items have several dimensions."""
+        if self._plan is None or len(self.dims) > 1:
+            return None
+        leaf, view = self.layout.leaves[number], self.views[number]
+        step = view.stride(0) * view.element_size() if self.items > 1 else leaf.bytes
+        return LeafPlace(view.data_ptr(), step, leaf.bytes, leaf.dtype, leaf.shape)
 
     def valid_views(self, length: int) -> list[Tensor]:
         """The leaves of the first ``length`` rows, not copied. O(leaves)."""
@@ -262,7 +272,7 @@ class LeafTable:
             return self._indexed(unravel(checked(index, valid), self.dims, self.device))
         if not index.is_contiguous():
             index = index.contiguous()
-        out = shapes.empty()
+        out = shapes.batch()
         bad = _native.gather(
             self._address,
             valid,

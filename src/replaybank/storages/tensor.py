@@ -1,8 +1,7 @@
-"""Items as tensors: given ones, or allocated at the first write."""
+"""Items as tensors that are there from the start."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,20 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.checkpoint import Rows, StoredRows
+from replaybank.checkpoint import Rows
 from replaybank.errors import DataFormatError
-from replaybank.storages.arena import Arena, MemoryArena, SharedArena
+from replaybank.storages.arena import MemoryArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
-from replaybank.storages.encoded import EncodedTable, check_encoded
-from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.indexing import Run, columns_count
-from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
-from replaybank.storages.next_table import NextTable, links_of
+from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
+from replaybank.storages.leaves import common_lead, count_of, is_empty, leaf_specs
+from replaybank.storages.log_header import checked_state
 from replaybank.storages.resize import Move, move_to, resized
 from replaybank.storages.structure import Differs, Structure, show
 from replaybank.storages.table import Leaf, LeafTable, Table, checked
-from replaybank.storages.write_log import checked_state
+from replaybank.storages.tensor_state import check_columns, check_data, renumbered
+
+CHECKED_COPY_BYTES = 1 << 26
+"""Copies of at least this size ask first how much memory there is: asking takes 80 microseconds."""
 
 
 class TensorStorage(Storage):
@@ -65,7 +66,7 @@ class TensorStorage(Storage):
                 "TensorStorage needs data; LazyTensorStorage(max_size) makes it at the first write."
             )
         structure, leaves = Structure.of(storage, ndim)
-        dims = _common_lead(structure, leaves, ndim)
+        dims = common_lead(structure, leaves, ndim)
         if 0 in dims:
             raise ValueError(f"The data holds no items: its batch dimensions are {list(dims)}.")
         if max_size is not None and whole_number(max_size, "max_size") != torch.Size(dims).numel():
@@ -77,7 +78,7 @@ class TensorStorage(Storage):
         super().__init__(dims[0], ndim, where, compilable=compilable)
         self.columns = dims[1:]
         leaves = [leaf.detach().to(where) for leaf in leaves]
-        specs = _specs(structure.keys, leaves, ndim)
+        specs = leaf_specs(structure.keys, leaves, ndim)
         layout = RowLayout(specs, [None] * len(specs), 0)
         self._structure: Structure | None = structure
         self._table: Table | None = LeafTable(layout, dims, leaves, where, given=True)
@@ -95,10 +96,18 @@ class TensorStorage(Storage):
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One leaf of some rows: a view for slices, else a copy. O(rows)."""
-        keys = self.leaf_keys()
+        keys = [] if self._structure is None else self._structure.keys
         if self._table is None or key not in keys:
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         return self._table.read(keys.index(key), rows, self.log.length)
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where a leaf lies, for kernels that read it there; None if none can. Right until the next write."""
+        keys = [] if self._structure is None else self._structure.keys
+        table = self._table
+        if not isinstance(table, LeafTable) or key not in keys or table.items < self.rows:
+            return None
+        return table.place_of(keys.index(key))
 
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
@@ -115,8 +124,7 @@ class TensorStorage(Storage):
 
     def _read_items(self, items: Tensor) -> Any:
         table, structure = self._parts()
-        leaves = table.gather(items, len(self))
-        return structure.build(leaves, items.shape, self.device)
+        return structure.build(table.gather(items, len(self)), items.shape, self.device)
 
     def _read_run(self, run: Run) -> Any:
         table, structure = self._parts()
@@ -130,9 +138,7 @@ class TensorStorage(Storage):
 
     def prepare(self, data: Any, *, single: bool = False) -> Batch:
         """Check data to be written; see :meth:`Storage.prepare`."""
-        structure, table = self._structure, self._table
-        if structure is None or table is None:
-            return self._prepare_first(data, single)
+        table, structure = self._parts()
         if type(data) is list and not single:
             return self._prepare_list(data)
         try:
@@ -141,11 +147,8 @@ class TensorStorage(Storage):
             return self._prepare_other(data, single)
         if single:
             return Batch(1, table.fit(leaves, self.columns), single=True)
-        count = _count(leaves[0], structure.keys[0])
+        count = count_of(leaves[0], structure.keys[0])
         return Batch(count, table.fit(leaves, (count, *self.columns)) if count else leaves)
-
-    def _prepare_first(self, data: Any, single: bool) -> Batch:
-        raise NotImplementedError  # lazy storages only
 
     def _prepare_list(self, data: Sequence[Any]) -> Batch:
         """Items one by one, each a time row."""
@@ -169,7 +172,7 @@ class TensorStorage(Storage):
     def _prepare_other(self, data: Any, single: bool) -> Batch:
         """Data of another structure: new keys become columns, anything else is an error."""
         table, structure = self._parts()
-        if not single and _is_empty(data):
+        if not single and is_empty(data):
             return Batch(0, [])
         missing, extra = structure.compare(data)
         if missing or not extra:
@@ -179,18 +182,19 @@ class TensorStorage(Storage):
             )
         batch_dims = self.ndim - single
         wider, leaves = Structure.of(data, batch_dims, structure.keys)
-        lead = _common_lead(wider, leaves, batch_dims)
+        lead = common_lead(wider, leaves, batch_dims)
         known = len(structure.keys)
         table.fit(list(leaves[:known]), lead)
         if not single and lead[0] == 0:
             return Batch(0, [])
         if lead[1 - single :] != self.columns:
             raise ValueError(f"The data has batch dimensions {list(lead)}; the columns are {self.columns}.")
-        self._table = self._widen(table, _specs(extra_keys := wider.keys[known:], leaves[known:], batch_dims))
+        new_keys = wider.keys[known:]
+        self._table = self._widen(table, leaf_specs(new_keys, leaves[known:], batch_dims))
         self._structure = wider
         warnings.warn(
-            f"New keys {extra_keys}: they become columns of the storage, zero for the items that are there.",
-            stacklevel=4,
+            f"New keys {new_keys}: they become columns of the storage, zero for the items that are there.",
+            stacklevel=5,
         )
         fitted = self._table.fit(list(leaves), lead)
         return Batch(1 if single else lead[0], fitted, single)
@@ -276,7 +280,7 @@ class TensorStorage(Storage):
         if not state_dict.get("initialized"):
             return None
         columns = tuple(entry(state_dict, "columns", list))
-        _check_columns(columns, self.ndim)
+        check_columns(columns, self.ndim)
         checked_state(state_dict.get("log"))
         return move_to(state_dict["log"], self.rows_with(columns), columns_count((1, *columns)))
 
@@ -296,18 +300,16 @@ class TensorStorage(Storage):
         leaves = entry(state_dict, "leaves", list)
         data: list[Leaf | None] = entry(state_dict, "data", list)
         columns = tuple(entry(state_dict, "columns", list))
-        _check_columns(columns, self.ndim)
+        check_columns(columns, self.ndim)
         specs = RowLayout.from_json(
             {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": leaves}
         ).leaves
-        length = _check_data(data, specs, columns, state_dict)
+        length = check_data(data, specs, columns, state_dict)
         rows = check_log(entry(state_dict, "log", dict), length)
         move = self.move_of(state_dict)
         before = self._before_change()
         try:
-            if self._table is None:
-                structure = Structure.from_json(state_dict.get("structure"), [spec.key for spec in specs])
-                self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
+            self._make_place(state_dict, specs, columns)
             if move is not None:
                 state_dict, rows = resized(state_dict, move), move.rows
             self._take_over(state_dict, rows, columns, specs, length)
@@ -315,6 +317,11 @@ class TensorStorage(Storage):
             self._give_up(self._log, error)
             self._undo_change(before)
             raise
+
+    def _make_place(
+        self, state_dict: Mapping[str, Any], specs: Sequence[LeafSpec], columns: tuple[int, ...]
+    ) -> None:
+        """Have a place for the items of a state: given tensors are one."""
 
     def _take_over(
         self,
@@ -368,274 +375,3 @@ class TensorStorage(Storage):
 
     def _drop(self, table: Table) -> None:
         """Give up a table that was just allocated."""
-
-    def _initialize(
-        self, structure: Structure, specs: list[LeafSpec], columns: tuple[int, ...], device: torch.device
-    ) -> None:
-        raise NotImplementedError  # lazy storages only
-
-
-class LazyTensorStorage(TensorStorage):
-    """Items as tensors, allocated at the first write from what is written.
-
-    Small leaves of an item share a row of memory (:class:`~replaybank.storages.layout.RowLayout`), so that a
-    random item costs two or three cache misses. Memory is taken by the system as it is first written, not
-    at allocation. :meth:`get` always copies, ints and slices included; :meth:`view` does not.
-
-    Not thread-safe: the buffer's lock guards it. With ``shared_init`` the data and the log lie in shared
-    memory, once they are allocated: sent to other processes after the first write, all see one storage.
-
-    Args:
-        max_size: capacity in items, over all dimensions; rounded up to whole rows of columns.
-        device: where the items are to be; ``"auto"``: where the first ones are.
-        ndim: number of batch dimensions.
-        shared_init: allocate in shared memory.
-        consolidated: take one block of memory for all leaves.
-        compilable: see :class:`~replaybank.storages.base.Storage`.
-        next_observation: ``"derive"``: store ``observation`` only, and make ``("next", "observation")`` from
-            the next step when it is read. Where they differ, at the ends of episodes and at the newest step,
-            it is kept aside; the data that is read is bit by bit what was written. Halves the memory of
-            frames. CPU only.
-        encoded: entries that are images and are kept as JPEG or PNG bytes, by key. CPU only.
-
-    Raises:
-        MemoryError: at the first write: more is asked for than there is.
-
-    Example:
-        >>> storage = LazyTensorStorage(3)
-        >>> storage.set(range(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        >>> len(storage), storage.get(-1)
-        (2, tensor([3., 4.]))
-    """
-
-    _structure: Structure | None
-    _table: Table | None
-
-    def __init__(
-        self,
-        max_size: int,
-        *,
-        device: torch.device | str = "cpu",
-        ndim: int = 1,
-        shared_init: bool = False,
-        consolidated: bool = False,
-        compilable: bool = False,
-        next_observation: str | None = None,
-        encoded: Mapping[Any, EncodedFrames] | None = None,
-    ) -> None:
-        ndim, max_size = whole_number(ndim, "ndim"), whole_number(max_size, "max_size")
-        # A byte a row is what the log takes, wherever the items are; those are checked at the first write.
-        check_memory(
-            max_size if ndim == 1 else 1,
-            f"The log of a storage of {max_size} items",
-            advice="Ask for fewer items: every storage keeps its log in memory.",
-        )
-        _check_next(next_observation)
-        where = None if device == "auto" else torch.device(device)
-        Storage.__init__(self, max_size if ndim == 1 else 1, ndim, where, compilable=compilable)
-        self._wanted = max_size
-        self._structure = None
-        self._table = None
-        self.shared_init = shared_init
-        self.consolidated = consolidated
-        self.next_observation = next_observation
-        self.encoded: dict[Key, EncodedFrames] = {
-            (key,) if isinstance(key, str) else tuple(key): frames for key, frames in (encoded or {}).items()
-        }
-        if where is not None:
-            self._check_device(where)
-        if shared_init and where is not None and where.type != "cpu":
-            raise ValueError(f"shared_init is for the CPU's memory, not for device={device!r}.")
-
-    @property
-    def rows(self) -> int:
-        """Capacity along time; before the first write, an upper bound for more dimensions than one."""
-        return self._log.rows if self.initialized or self.ndim == 1 else self._wanted
-
-    def rows_with(self, columns: tuple[int, ...]) -> int:
-        """The capacity along time that it has, or will have once it holds items in such columns."""
-        return self.rows if self.initialized else -(-self._wanted // max(math.prod(columns), 1))
-
-    def _prepare_first(self, data: Any, single: bool) -> Batch:
-        if type(data) is list and not single:
-            return self._prepare_list(data)
-        if not single and _is_empty(data):
-            return Batch(0, [])
-        batch_dims = self.ndim - single
-        structure, leaves = Structure.of(data, batch_dims)
-        lead = _common_lead(structure, leaves, batch_dims)
-        if not single and lead[0] == 0:
-            return Batch(0, [])
-        device = self.device if self.device is not None else leaves[0].device
-        columns = lead[1 - single :]
-        self._initialize(structure, _specs(structure.keys, leaves, batch_dims), columns, device)
-        table, _ = self._parts()
-        return Batch(1 if single else lead[0], table.fit(list(leaves), lead), single)
-
-    def _initialize(
-        self, structure: Structure, specs: list[LeafSpec], columns: tuple[int, ...], device: torch.device
-    ) -> None:
-        width = torch.Size(columns).numel()
-        if width == 0:
-            raise ValueError(f"The data has no items in a row: its columns are {columns}.")
-        rows = -(-self._wanted // width)
-        self._check_device(device)
-        table = self._allocate(specs, (rows, *columns), device)
-        if rows != self.log.rows:
-            resize_log(self.log, rows)
-        if self.shared_init:
-            self.log.share_memory_()
-        self.columns, self.device = columns, device
-        self._structure, self._table = structure, table
-
-    def _check_device(self, device: torch.device) -> None:
-        if device.type != "cpu" and (self.next_observation is not None or self.encoded):
-            what = "next_observation='derive'" if self.next_observation is not None else "encoded="
-            raise ValueError(
-                f"{what} is for the CPU's memory, got device={device}: move the batches instead."
-            )
-
-    def _allocate(self, specs: list[LeafSpec], dims: tuple[int, ...], device: torch.device) -> Table:
-        arena: Arena = SharedArena() if self.shared_init else MemoryArena(device)
-        return self._table_in(arena, specs, self._plan(specs, device), dims, device, fresh=True)
-
-    def _plan(self, specs: list[LeafSpec], device: torch.device) -> RowLayout:
-        """Where the leaves are to lie that are stored as they are."""
-        check_encoded(specs, self.encoded)
-        specs = [spec for spec in specs if spec.key not in self.encoded]
-        if self.next_observation is not None:
-            made = {number for number, _ in links_of(specs)}
-            specs = [spec for number, spec in enumerate(specs) if number not in made]
-        # Rows that mix leaves are for cache lines and pages; a GPU reads columns just as well.
-        return RowLayout.plan(specs) if device.type == "cpu" else RowLayout(specs, [None] * len(specs), 0)
-
-    def _table_in(
-        self,
-        arena: Arena,
-        specs: Sequence[LeafSpec],
-        stored: RowLayout,
-        dims: tuple[int, ...],
-        device: torch.device,
-        *,
-        fresh: bool,
-    ) -> Table:
-        """The table for leaves, in buffers of an arena; ``fresh``: without items."""
-        grows = isinstance(arena, MemoryArena)
-        plain = [spec for spec in specs if spec.key not in self.encoded]
-        if self.next_observation is None:
-            table: Table = LeafTable.allocate(stored, dims, arena, device, consolidated=self.consolidated)
-        else:
-            layout = RowLayout(plain, [None] * len(plain), 0)
-            table = NextTable.allocate(
-                layout, stored, dims, arena, grows=grows, fresh=fresh, consolidated=self.consolidated
-            )
-        if self.encoded:
-            layout = RowLayout(specs, [None] * len(specs), 0)
-            table = EncodedTable.allocate(layout, table, self.encoded, arena, grows=grows, fresh=fresh)
-        return table
-
-    def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:
-        if self.shared_init:
-            raise ValueError(
-                f"New keys {[spec.key for spec in specs]}: a shared storage cannot take them, as other "
-                "processes would not see them. Write all keys with the first items. Nothing has been written."
-            )
-        return super()._widen(table, specs)
-
-
-CHECKED_COPY_BYTES = 1 << 26
-"""Copies of at least this size ask first how much memory there is: asking takes 80 microseconds."""
-
-_STORABLE = frozenset(DTYPES.values())
-
-
-def _check_columns(columns: tuple[Any, ...], ndim: int) -> None:
-    if len(columns) != ndim - 1 or not all(type(size) is int and 0 < size < 1 << 48 for size in columns):
-        raise DataFormatError(
-            f"The state's columns are {columns!r:.80}, this storage has {ndim - 1} dimension(s) behind time. "
-            "Make it with that ndim, unless the state is damaged. Nothing has been changed."
-        )
-
-
-def _check_data(
-    data: list[Any], specs: Sequence[LeafSpec], columns: tuple[int, ...], state: Mapping[str, Any]
-) -> int:
-    """The number of rows in a state's data, the same in all of its leaves. O(leaves).
-
-    A leaf that is kept in another form is None; the table that takes it checks that.
-    """
-    lengths = {
-        len(leaf)
-        if isinstance(leaf, (Tensor, StoredRows)) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
-        else -1
-        for leaf, spec in zip(data, specs, strict=False)
-        if leaf is not None
-    }
-    if data and not lengths:  # images alone, which lie end to end
-        length = entry(state, "length", int)
-        lengths = {-1 if isinstance(length, bool) else length}
-    if len(data) != len(specs) or len(lengths) != 1 or min(lengths) < 0:
-        found = [
-            list(leaf.shape) if isinstance(leaf, (Tensor, StoredRows)) else type(leaf).__name__
-            for leaf in data
-        ]
-        raise DataFormatError(
-            f"The state is damaged: its data is {found!s:.200}, and it speaks of {len(specs)} leaves of "
-            f"{[list(spec.shape) for spec in specs]!s:.200} an item in columns {columns}. Nothing has been "
-            "changed."
-        )
-    return lengths.pop()
-
-
-def _check_next(next_observation: str | None) -> None:
-    if next_observation not in (None, "derive"):
-        raise ValueError(f"next_observation={next_observation!r}: give 'derive', or None to store it.")
-
-
-def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
-    """What a dump holds beside its leaves, in another order of leaves."""
-    out: dict[str, Any] = {}
-    if "next" in state:
-        links = [[numbers[number], numbers[source]] for number, source in state["next"]["links"]]
-        out["next"] = {**state["next"], "links": links}
-    if "frames" in state:
-        out["frames"] = [{**entry, "leaf": numbers[entry["leaf"]]} for entry in state["frames"]]
-    return out
-
-
-def _specs(keys: Sequence[Key], leaves: Sequence[Tensor], batch_dims: int) -> list[LeafSpec]:
-    for key, leaf in zip(keys, leaves, strict=True):
-        if leaf.dtype not in _STORABLE or leaf.layout is not torch.strided:
-            raise TypeError(
-                f"The tensor at {show(key)} has dtype {leaf.dtype} and layout {leaf.layout}: only dense "
-                "tensors of plain dtypes can be stored."
-            )
-    return [
-        LeafSpec(key, leaf.dtype, tuple(leaf.shape[batch_dims:]))
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
-
-
-def _common_lead(structure: Structure, leaves: Sequence[Tensor], batch_dims: int) -> tuple[int, ...]:
-    """The first ``batch_dims`` sizes, which all leaves must share."""
-    lead = tuple(leaves[0].shape[:batch_dims])
-    for key, leaf in zip(structure.keys, leaves, strict=True):
-        if leaf.ndim < batch_dims or tuple(leaf.shape[:batch_dims]) != lead:
-            raise ValueError(
-                f"All leaves must share their first {batch_dims} size(s): {show(structure.keys[0])} has "
-                f"shape {list(leaves[0].shape)}, {show(key)} {list(leaf.shape)}. Nothing has been written."
-            )
-    return lead
-
-
-def _is_empty(data: Any) -> bool:
-    """Whether it is a TensorDict, tensor or array of no items, which need not have keys or columns."""
-    sizes: Sequence[int] = getattr(data, "batch_size", getattr(data, "shape", ()))
-    return len(sizes) > 0 and sizes[0] == 0
-
-
-def _count(leaf: Any, key: Key) -> int:
-    shape: Sequence[int] = getattr(leaf, "shape", ())
-    if len(shape) == 0:
-        raise ValueError(f"The data at {show(key)} has no dimension that counts items; `add` takes one item.")
-    return int(shape[0])

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from replaybank.errors import DataFormatError
+from replaybank.storages.log_events import FIELDS, RING, EventRing, LogChanges, LogMark
+from replaybank.storages.log_header import (
+    BASE,
+    CONTINUES,
+    CURSOR,
+    EPOCH,
+    EPOCH_EVENTS,
+    EPOCH_SEEN,
+    HEADER,
+    HISTORY,
+    LENGTH,
+    MARKED,
+    PENDING,
+    PENDING_CURSOR,
+    PENDING_LENGTH,
+    PENDING_START,
+    REPLACING,
+    TOTAL,
+    UNSEEN,
+    checked_state,
+)
 
-RING = 4096
-"""Events kept. A follower that is more events behind reads everything: 96 KiB buy 4096 writes apart."""
-
-# Places in the header, which lies before the ring in the same tensor.
-_EPOCH, _TOTAL, _CURSOR, _LENGTH, _EVENTS, _CONTINUES, _BASE = range(7)
-# _BASE: the total from which on the events in the ring tell what was appended.
-_EPOCH_EVENTS, _EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
-# A write that has begun and not finished: its number of slots (0: there is none), its first slot, and the
-# length and cursor before it.
-_PENDING, _PENDING_START, _PENDING_LENGTH, _PENDING_CURSOR = 7, 10, 11, 12
-_HISTORY = 13  # and 14: random numbers, which no other log has
-# Whether items may be changed without the log being told, in the lowest bit; above it, the epoch that began
-# with the last broken-off write that was made good.
-_UNSEEN = 15
-_REPLACING = -1  # for _PENDING: slots anywhere, whose bytes in ``cut`` have the bit _MARKED
-_MARKED = 2
-_HEADER = 16
-_MOST = 1 << 62  # of a count that is loaded: what comes on top must fit as well
-# An event: its kind, its first slot, its number of slots (it may exceed ``rows``: the writing went round).
-_FIELDS = 3
-_APPENDED, _TOUCHED = 1, 2
+__all__ = ["RING", "LogChanges", "LogMark", "WriteLog", "cursor_and_length", "moved_state"]
 
 _process = 0  # another in every forked child: a write that was under way when it was forked is not its own
 _process_name = os.urandom(8).hex()  # likewise, and another in every process
@@ -46,39 +46,6 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
-
-
-class LogMark(NamedTuple):
-    """How far a follower has read a log.
-
-    Args:
-        epoch: the log's epoch then.
-        events: number of events there were.
-        seen: number of slots that the last of them had.
-    """
-
-    epoch: int
-    events: int
-    seen: int
-
-
-class LogChanges(NamedTuple):
-    """What was written since a mark.
-
-    Args:
-        everything: nothing is known; all valid slots are to be read anew.
-        appended: runs ``(start, count)`` of slots modulo ``rows`` that hold new items, ``count <= rows``.
-        touched: runs whose content was replaced in its place.
-    """
-
-    everything: bool
-    appended: list[tuple[int, int]]
-    touched: list[tuple[int, int]]
-
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """All runs to read anew; they may overlap."""
-        return self.appended + self.touched
 
 
 class WriteLog:
@@ -118,7 +85,7 @@ class WriteLog:
         if rows < 1:
             raise ValueError(f"A write log needs at least 1 row, got rows={rows}.")
         self.rows = rows
-        self.state = torch.zeros(_HEADER + RING * _FIELDS, dtype=torch.int64)
+        self.state = torch.zeros(HEADER + RING * FIELDS, dtype=torch.int64)
         self.cut = torch.zeros(rows, dtype=torch.bool)
         self._view()
         self._cut[0] = True
@@ -129,28 +96,34 @@ class WriteLog:
         self._ints = memoryview(self.state.numpy())  # type: ignore[arg-type]
         self._cuts = self.cut.numpy()
         self._cut = memoryview(self._cuts)  # type: ignore[arg-type]
+        self._events = EventRing(self.state, self._ints, self.rows)
 
     @property
     def epoch(self) -> int:
         """Changes when all that was known is void."""
-        return int(self._ints[_EPOCH])
+        return int(self._ints[EPOCH])
 
     @property
     def total(self) -> int:
         """Rows ever written; never falls."""
-        return int(self._ints[_TOTAL])
+        return int(self._ints[TOTAL])
 
     @property
     def cursor(self) -> int:
         """Slot of the next regular write."""
-        return int(self._ints[_CURSOR])
+        return int(self._ints[CURSOR])
 
     @property
     def length(self) -> int:
         """Number of valid rows: slots ``[0, length)``."""
         ints = self._ints
-        length = ints[_LENGTH]
-        return int(min(length, ints[_PENDING_LENGTH]) if ints[_PENDING] else length)
+        length = ints[LENGTH]
+        return int(min(length, ints[PENDING_LENGTH]) if ints[PENDING] else length)
+
+    def is_at(self, epoch: int, total: int) -> bool:
+        """Whether nothing was appended since the log was at this ``epoch`` and ``total``. O(1)."""
+        ints = self._ints
+        return bool(ints[TOTAL] == total and ints[EPOCH] == epoch)
 
     @property
     def history(self) -> str | None:
@@ -159,15 +132,15 @@ class WriteLog:
         Two logs have one name only if they share their memory.
         """
         ints = self._ints
-        if ints[_UNSEEN] & 1:
+        if ints[UNSEEN] & 1:
             return None
-        name = f"{ints[_HISTORY]:016x}{ints[_HISTORY + 1]:016x}"
+        name = f"{ints[HISTORY]:016x}{ints[HISTORY + 1]:016x}"
         # The copy that a forked child has of a log that is not shared goes its own way.
         return name if self.state.is_shared() else f"{name}-{_process_name}"
 
     def hand_out(self) -> None:
         """Note that items may from now on be changed without the log being told. O(1)."""
-        self._ints[_UNSEEN] |= 1
+        self._ints[UNSEEN] |= 1
 
     def mended(self, epoch: int) -> bool:
         """Whether since ``epoch`` nothing became void but a broken-off write, which was made good.
@@ -175,21 +148,21 @@ class WriteLog:
         Then the rows there were then are the ones there are now, and some of them copies of others.
         """
         ints = self._ints
-        return epoch >= 0 and epoch + 1 == ints[_EPOCH] == ints[_UNSEEN] >> 1
+        return epoch >= 0 and epoch + 1 == ints[EPOCH] == ints[UNSEEN] >> 1
 
     @property
     def unfinished(self) -> bool:
         """Whether a write has begun that nobody will finish, given that the caller holds the lock."""
-        return self._ints[_PENDING] != 0 and self._writing != _process
+        return self._ints[PENDING] != 0 and self._writing != _process
 
     def begin(self, start: int, count: int) -> None:
         """Note that ``count`` slots from ``start`` (modulo ``rows``) are about to be written. O(1)."""
         self._writing = _process
         ints = self._ints
-        ints[_PENDING_START] = start
-        ints[_PENDING_LENGTH] = ints[_LENGTH]
-        ints[_PENDING_CURSOR] = ints[_CURSOR]
-        ints[_PENDING] = count  # last: it makes the others count
+        ints[PENDING_START] = start
+        ints[PENDING_LENGTH] = ints[LENGTH]
+        ints[PENDING_CURSOR] = ints[CURSOR]
+        ints[PENDING] = count  # last: it makes the others count
 
     def begin_replacing(self, rows: Tensor) -> None:
         """Note that the content of valid slots is about to be replaced, in their places. O(k).
@@ -197,15 +170,15 @@ class WriteLog:
         Args:
             rows: int64 ``[k]``, each in ``[0, length)``.
         """
-        self.begin(0, _REPLACING)
-        self._cuts.view(np.uint8)[rows.numpy()] |= _MARKED
+        self.begin(0, REPLACING)
+        self._cuts.view(np.uint8)[rows.numpy()] |= MARKED
 
     def commit(self) -> None:
         """Note that the write is done and :meth:`append` or :meth:`touch` has noted it. O(1), or O(rows)."""
         ints = self._ints
-        if ints[_PENDING] < 0:
+        if ints[PENDING] < 0:
             self._cuts.view(np.uint8)[:] &= 1
-        ints[_PENDING] = 0
+        ints[PENDING] = 0
         self._writing = -1
 
     def resume(self) -> None:
@@ -223,9 +196,9 @@ class WriteLog:
             The slots that were valid before it; and a valid slot that it did not touch, -1 if there is none.
         """
         ints, rows = self._ints, self.rows
-        start, count, length = ints[_PENDING_START], ints[_PENDING], ints[_PENDING_LENGTH]
+        start, count, length = ints[PENDING_START], ints[PENDING], ints[PENDING_LENGTH]
         if count < 0:
-            torn = np.flatnonzero(self._cuts.view(np.uint8) & _MARKED)
+            torn = np.flatnonzero(self._cuts.view(np.uint8) & MARKED)
         else:
             torn = (start + np.arange(count)) % rows
         torn = torn[torn < length]
@@ -249,16 +222,16 @@ class WriteLog:
         slots = np.array(torn, dtype=np.int64)
         cuts[slots] = True
         cuts[(slots + 1) % self.rows] = True
-        length, cursor = ints[_PENDING_LENGTH], ints[_PENDING_CURSOR]
+        length, cursor = ints[PENDING_LENGTH], ints[PENDING_CURSOR]
         if length < self.rows:
             cuts[0] = True
         cuts[cursor] = True
-        ints[_LENGTH], ints[_CURSOR], ints[_CONTINUES] = length, cursor, 0
-        ints[_EPOCH] += 1
-        ints[_UNSEEN] = ints[_UNSEEN] & 1 | ints[_EPOCH] << 1
-        ints[_BASE] = ints[_TOTAL]
+        ints[LENGTH], ints[CURSOR], ints[CONTINUES] = length, cursor, 0
+        ints[EPOCH] += 1
+        ints[UNSEEN] = ints[UNSEEN] & 1 | ints[EPOCH] << 1
+        ints[BASE] = ints[TOTAL]
         self._begin_epoch()
-        ints[_PENDING] = 0  # last: who is interrupted before has the same to do again
+        ints[PENDING] = 0  # last: who is interrupted before has the same to do again
 
     def is_cut(self, row: int) -> bool:
         """Whether a row does not continue the one before it: ``bool(cut[row])``, without torch's overhead."""
@@ -280,43 +253,47 @@ class WriteLog:
             IndexError: ``start`` is out of range.
         """
         ints, rows = self._ints, self.rows
-        length = ints[_LENGTH]
+        length = ints[LENGTH]
         if not 0 <= start <= length or start == rows or not 0 < count <= rows:
             if count == 0:
                 return
             self._refuse(start, count)
         end = start + count
-        regular = set_cursor and start == ints[_CURSOR]
-        joined = regular and ints[_CONTINUES] == 1
+        regular = set_cursor and start == ints[CURSOR]
+        joined = regular and ints[CONTINUES] == 1
         if end < rows:
             if count > 1:
                 self._cuts[start + 1 : end] = False
             if end > length:
-                ints[_LENGTH] = end
+                ints[LENGTH] = end
         else:
             self._cuts[start + 1 :] = False
             end -= rows
             self._cuts[:end] = False
-            ints[_LENGTH] = rows
+            ints[LENGTH] = rows
         self._cut[start] = not joined
         self._cut[end] = True
         if set_cursor:
-            ints[_CURSOR] = end
-            ints[_CONTINUES] = 1
-        elif (ints[_CURSOR] - 1 - start) % rows < count:
+            ints[CURSOR] = end
+            ints[CONTINUES] = 1
+        elif (ints[CURSOR] - 1 - start) % rows < count:
             # What stood before the cursor is gone: the next regular write has nothing to continue.
-            ints[_CONTINUES] = 0
-        ints[_TOTAL] += count
-        events = ints[_EVENTS]
-        last = _HEADER + _FIELDS * ((events - 1) % RING)
-        if events and ints[last] == _APPENDED and (ints[last + 1] + ints[last + 2]) % rows == start:
-            ints[last + 2] += count
-        else:
-            last = _HEADER + _FIELDS * (events % RING)
-            ints[last] = _APPENDED
-            ints[last + 1] = start
-            ints[last + 2] = count
-            ints[_EVENTS] = events + 1
+            ints[CONTINUES] = 0
+        ints[TOTAL] += count
+        self._events.appended(start, count)
+
+    def interrupt(self) -> None:
+        """Note that the next write continues nothing: what was written last is the end of something. O(1).
+
+        Example:
+            >>> log = WriteLog(rows=4)
+            >>> log.append(0, 2)
+            >>> log.interrupt()
+            >>> log.append(2, 1)
+            >>> log.cut.tolist()
+            [True, False, True, True]
+        """
+        self._ints[CONTINUES] = 0
 
     def _refuse(self, start: int, count: int) -> None:
         if not 0 < count <= self.rows:
@@ -347,14 +324,7 @@ class WriteLog:
             raise IndexError(f"Row {bad} is out of range: {self.length} rows are valid.")
         firsts = np.flatnonzero(np.diff(wanted, prepend=wanted[0] - 2) != 1)
         counts = np.diff(firsts, append=wanted.size)
-        events = self._ints[_EVENTS]
-        kept = slice(-RING, None)  # more runs than the ring holds: all followers have fallen behind
-        places = (events + np.arange(firsts.size)[kept]) % RING
-        ring = self.state.numpy()[_HEADER:].reshape(RING, _FIELDS)
-        ring[places, 0] = _TOUCHED
-        ring[places, 1] = wanted[firsts[kept]]
-        ring[places, 2] = counts[kept]
-        self._ints[_EVENTS] = events + int(firsts.size)
+        self._events.touched(wanted[firsts], counts)
 
     def fill(self, *, wraps: bool = False, count: int | None = None) -> None:
         """Note that rows ``[0, count)`` are there from the start: data that was given, not written. O(rows).
@@ -373,36 +343,32 @@ class WriteLog:
             raise ValueError(f"Only a full storage wraps: {count} of {self.rows} rows are there.")
         self.clear()
         self._cuts[:] = False
-        self._ints[_LENGTH] = count
-        self._ints[_CURSOR] = count % self.rows
-        self._ints[_TOTAL] += count
-        self._ints[_BASE] = self._ints[_TOTAL]
+        self._ints[LENGTH] = count
+        self._ints[CURSOR] = count % self.rows
+        self._ints[TOTAL] += count
+        self._ints[BASE] = self._ints[TOTAL]
         self._cut[count % self.rows] = True
         self._cut[0] = not wraps
 
     def clear(self) -> None:
         """Note that the storage was emptied: a new epoch. O(1)."""
         ints = self._ints
-        ints[_EPOCH] += 1
-        ints[_CURSOR] = ints[_LENGTH] = ints[_CONTINUES] = 0
+        ints[EPOCH] += 1
+        ints[CURSOR] = ints[LENGTH] = ints[CONTINUES] = 0
         self._cut[0] = True
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        _, self._ints[_EPOCH_EVENTS], self._ints[_EPOCH_SEEN] = self.mark()
+        _, self._ints[EPOCH_EVENTS], self._ints[EPOCH_SEEN] = self.mark()
 
     def mark(self) -> LogMark:
         """Where the log stands now. O(1)."""
-        ints = self._ints
-        events = ints[_EVENTS]
-        return LogMark(
-            ints[_EPOCH], events, ints[_HEADER + _FIELDS * ((events - 1) % RING) + 2] if events else 0
-        )
+        return self._events.mark()
 
     def epoch_mark(self) -> LogMark:
         """Where the log stood when its epoch began: its changes are those since loading or emptying. O(1)."""
         ints = self._ints
-        return LogMark(ints[_EPOCH], ints[_EPOCH_EVENTS], ints[_EPOCH_SEEN])
+        return LogMark(ints[EPOCH], ints[EPOCH_EVENTS], ints[EPOCH_SEEN])
 
     def changes(self, mark: LogMark | None) -> LogChanges:
         """What was written since ``mark``. O(events since).
@@ -414,27 +380,7 @@ class WriteLog:
             Runs in the order they were written, those that continue each other as one; ``everything`` where
             the mark is of another epoch or older than the ring.
         """
-        ints, rows = self._ints, self.rows
-        events = ints[_EVENTS]
-        if (
-            mark is None
-            or mark.epoch != ints[_EPOCH]
-            or not events - RING < max(mark.events, 1) <= max(events, 1)
-        ):
-            return LogChanges(True, [], [])
-        appended: list[tuple[int, int]] = []
-        touched: list[tuple[int, int]] = []
-        seen = mark.seen
-        for event in range(max(mark.events - 1, 0), events):
-            at = _HEADER + _FIELDS * (event % RING)
-            start, count = ints[at + 1], ints[at + 2]
-            fresh = min(count - seen, rows)
-            seen = 0
-            if fresh > 0:
-                (appended if ints[at] == _APPENDED else touched).append(
-                    ((start + count - fresh) % rows, fresh)
-                )
-        return LogChanges(False, appended, touched)
+        return self._events.changes(mark)
 
     def changed_since(self, mark: tuple[int, ...]) -> list[tuple[int, int]] | None:
         """The runs of rows within ``[0, rows)`` that have changed since a mark of this history.
@@ -465,21 +411,7 @@ class WriteLog:
             round) from slot ``start`` (modulo ``rows``) on, of which the first was the ``number``-th ever
             written, from 0. None if that is not remembered.
         """
-        ints = self._ints
-        events, number = ints[_EVENTS], ints[_TOTAL]
-        if total < ints[_BASE]:
-            return None if total < number else []
-        runs: list[tuple[int, int, int]] = []
-        for event in range(events - 1, max(events - RING, 0) - 1, -1):
-            if number <= total:
-                break
-            at = _HEADER + _FIELDS * (event % RING)
-            if ints[at] == _APPENDED:
-                count = min(ints[at + 2], number - total)
-                number -= count
-                start = (ints[at + 1] + ints[at + 2] - count) % self.rows
-                runs.append((start, count, number))
-        return None if number > total else runs[::-1]
+        return self._events.since(total)
 
     def share_memory_(self) -> WriteLog:
         """Move the state to shared memory, so that processes it is sent to see one log."""
@@ -490,8 +422,8 @@ class WriteLog:
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as copies. O(rows). Events are left out: loading makes every follower read anew."""
-        header = self.state[:_HEADER].clone()
-        header[_HISTORY:_HEADER] = 0  # this log's own, not of what it says
+        header = self.state[:HEADER].clone()
+        header[HISTORY:HEADER] = 0  # this log's own, not of what it says
         return {"header": header, "cut": self.cut.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -507,10 +439,10 @@ class WriteLog:
         self.cut.copy_(cut)
         ints = self._ints
         # The ring is this log's own: the events in it stay numbered as they were.
-        for place in (_TOTAL, _CURSOR, _LENGTH, _CONTINUES):
+        for place in (TOTAL, CURSOR, LENGTH, CONTINUES):
             ints[place] = values[place]
-        ints[_EPOCH] = max(ints[_EPOCH], values[_EPOCH]) + 1
-        ints[_BASE] = ints[_TOTAL]
+        ints[EPOCH] = max(ints[EPOCH], values[EPOCH]) + 1
+        ints[BASE] = ints[TOTAL]
         self._begin_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -532,7 +464,7 @@ class WriteLog:
 def cursor_and_length(state: Mapping[str, Any]) -> tuple[int, int]:
     """Where the next regular write goes, and the number of valid rows, of a checked state."""
     header = state["header"]
-    return int(header[_CURSOR]), int(header[_LENGTH])
+    return int(header[CURSOR]), int(header[LENGTH])
 
 
 def moved_state(state: Mapping[str, Any], rows: int, first: int) -> dict[str, Any]:
@@ -544,61 +476,17 @@ def moved_state(state: Mapping[str, Any], rows: int, first: int) -> dict[str, An
         first: the row that becomes row 0, with the others behind it in a circle; where all rows are valid
             and the next write replaces the oldest, the row that it replaces.
     """
-    header, length = state["header"].clone(), int(state["header"][_LENGTH])
+    header, length = state["header"].clone(), int(state["header"][LENGTH])
     cut = torch.zeros(rows, dtype=torch.bool)
     cut[:length] = state["cut"][:length].roll(-first, 0)
     full = length == len(state["cut"])
-    header[_CURSOR] = length % rows if full else header[_CURSOR] % rows
+    header[CURSOR] = length % rows if full else header[CURSOR] % rows
     # Nothing joins across the write cursor, and what has room left has not gone round.
-    cut[int(header[_CURSOR])] = True
+    cut[int(header[CURSOR])] = True
     cut[0] = True
     return {"header": header, "cut": cut}
 
 
 def _name_anew(state: Tensor) -> None:
-    for place in (_HISTORY, _HISTORY + 1):
+    for place in (HISTORY, HISTORY + 1):
         state[place] = int.from_bytes(os.urandom(7), "little")
-
-
-def checked_state(state: object) -> tuple[list[int], Tensor]:
-    """The header and the cuts of a log's state. Trusts nothing: native kernels believe them later. O(rows).
-
-    Raises:
-        DataFormatError: it is no such state, or its numbers contradict each other.
-    """
-    parts = [state.get(name) for name in ("header", "cut")] if isinstance(state, Mapping) else [None, None]
-    header, cut = parts
-    if not (
-        isinstance(header, Tensor)
-        and isinstance(cut, Tensor)
-        and (header.dtype, header.shape) == (torch.int64, (_HEADER,))
-        and (cut.dtype, cut.ndim) == (torch.bool, 1)
-        and len(cut) > 0
-        and header.layout is cut.layout is torch.strided
-    ):
-        found = [f"{part.dtype} {list(part.shape)}" if isinstance(part, Tensor) else part for part in parts]
-        raise DataFormatError(
-            f"The state's log is damaged: its header is int64 [{_HEADER}] and its cuts are bool [rows], got "
-            f"{found[0]!r:.80} and {found[1]!r:.80}. Nothing has been changed."
-        )
-    values, rows = header.tolist(), len(cut)
-    cut = cut.cpu().contiguous()
-    epoch, total, cursor, length, _, continues = values[: _CONTINUES + 1]
-    reason = None
-    if not 0 <= length <= rows:
-        reason = f"{length} of {rows} rows are said to be valid"
-    elif not 0 <= cursor < rows or cursor > length:
-        reason = f"the cursor is at row {cursor}, and {length} of {rows} rows are valid"
-    elif not length <= total < _MOST:
-        reason = f"{total} rows are said to have been written, and {length} are valid"
-    elif not 0 <= epoch < _MOST:
-        reason = f"its epoch is {epoch}"
-    elif continues not in (0, 1) or continues > length:
-        reason = f"the flag of the last write is {continues} with {length} rows"
-    elif bool((cut.view(torch.uint8) > 1).any()):
-        reason = "a cut is neither true nor false"
-    elif (length < rows and not cut[0]) or (continues and not cut[cursor]):
-        reason = "a row is said to continue one that is not there, or the oldest row to continue the newest"
-    if reason is not None:
-        raise DataFormatError(f"The state's log is damaged: {reason}. Nothing has been changed.")
-    return values, cut

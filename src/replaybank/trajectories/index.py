@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.storages.layout import LeafPlace
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.signals import EndSignal, StepSource
 
@@ -75,7 +76,10 @@ class TrajectoryIndex:
         self._known_row = -1
         self._known = torch.empty(0)
         self._known_bytes = 0
+        self._flags = torch.empty(0, dtype=torch.bool)
         self._randoms = torch.empty(0, dtype=torch.int64)
+        self._runs_like = torch.empty(3, 0, dtype=torch.int64)
+        self._steps_like = (torch.empty(0, dtype=torch.int64), torch.empty(0, 1, dtype=torch.bool))
         self._allocate(1, 1)
 
     @classmethod
@@ -161,6 +165,10 @@ class TrajectoryIndex:
         rows, columns, length = self._rows, self._columns, self.length
         if start + count > length < rows:
             raise _damaged(log, f"rows {start} to {start + count - 1} were written")
+        in_place = signal.in_place(storage) if columns == 1 else None
+        if in_place is not None:
+            self._take_in_place(signal, in_place, log, start, count, appended=appended)
+            return
         values = signal.read(storage, start, count)
         self.signals_read += count * columns
         before = after = None
@@ -184,6 +192,43 @@ class TrajectoryIndex:
         known = count - 1 if appended or self._known_row < 0 else (self._known_row - start) % rows
         if known < count:
             self._remember((start + known) % rows, values, known)
+
+    def _take_in_place(
+        self, signal: EndSignal, place: LeafPlace, log: WriteLog, start: int, count: int, *, appended: bool
+    ) -> None:
+        """The same where the values of all rows can be used where they are stored."""
+        rows = self._rows
+        address, step = place.address, place.step
+        self.signals_read += count
+        self._known_row = -1  # nobody will ask for it
+        if signal.depends_on_next:
+            if self._flags.numel() <= count:
+                self._flags = torch.empty(count + 1, dtype=torch.bool)
+            flags, behind = self._flags.data_ptr(), (start + count) % rows
+            there = count == rows or self.length == rows or start + count != self.length
+            _native.trajectory_changes_in_place(
+                address, step, place.bytes, rows, start, count, there and not log.is_cut(behind), flags
+            )
+            joins = (start > 0 or self.length == rows) and not log.is_cut(start)
+            before = flags if joins else 0
+            if not _native.trajectory_apply(
+                *self._view, rows, start, count, flags + 1, before, log.cut.data_ptr(), 1
+            ):
+                raise self._beyond(start, count)
+            return
+        straight = min(count, rows - start)
+        for first, size, joins in ((start, straight, appended), (0, count - straight, True)):
+            if not size:
+                continue
+            # The row before may have been the newest one, which is the last step of its trajectory until
+            # another continues it.
+            joins = joins and (first > 0 or self.length == rows) and not log.is_cut(first)
+            before = address + (first - 1 if first else rows - 1) * step if joins else 0
+            flags = address + first * step
+            if not _native.trajectory_apply(
+                *self._view, rows, first, size, flags, before, log.cut.data_ptr(), step
+            ):
+                raise self._beyond(first, size)
 
     def _remember(self, row: int, values: Tensor, place: int) -> None:
         """Keep a copy of ``values[place]``, those of ``row``: what was read may be a view."""
@@ -210,11 +255,13 @@ class TrajectoryIndex:
             flags.data_ptr(),
             0 if before is None else before.data_ptr(),
             0 if log is None else log.cut.data_ptr(),
+            self._columns,
         )
         if not done:
-            raise RuntimeError(
-                f"Rows {start} to {start + count - 1} are beyond the {self.length} valid ones."
-            )
+            raise self._beyond(start, count)
+
+    def _beyond(self, start: int, count: int) -> RuntimeError:
+        return RuntimeError(f"Rows {start} to {start + count - 1} are beyond the {self.length} valid ones.")
 
     # ---- state
 
@@ -310,7 +357,9 @@ class TrajectoryIndex:
             The slices; ``total`` is 0 if no trajectory is eligible.
         """
         randoms = self._draw_randoms(2 * count, generator)
-        runs = torch.empty(3, count, dtype=torch.int64)
+        if self._runs_like.shape[1] != count:
+            self._runs_like = torch.empty(3, count, dtype=torch.int64)
+        runs = torch.empty_like(self._runs_like)
         at, size = runs.data_ptr(), 8 * count
         total = _native.trajectory_draw(
             *self._view, randoms.data_ptr(), count, slice_len, left, right, at, at + size, at + 2 * size
@@ -354,9 +403,15 @@ class TrajectoryIndex:
             the last step of each slice.
         """
         runs, total = slices
-        time = torch.empty(total, dtype=torch.int64)
-        column = torch.empty(total, dtype=torch.int64) if self._columns > 1 else None
-        ends = torch.empty(total, 1, dtype=torch.bool)
+        if len(self._steps_like[0]) != total:
+            self._steps_like = (
+                torch.empty(total, dtype=torch.int64),
+                torch.empty(total, 1, dtype=torch.bool),
+            )
+        time_like, ends_like = self._steps_like
+        time = torch.empty_like(time_like)  # as one that is there: half the cost of torch.empty
+        column = torch.empty_like(time_like) if self._columns > 1 else None
+        ends = torch.empty_like(ends_like)
         count = runs.shape[1]
         at, size = runs.data_ptr(), 8 * count
         _native.trajectory_expand(

@@ -18,6 +18,8 @@ _LARGE = 1 << 21
 
 _FLOATS = (torch.float32, torch.float64)
 
+_empty_like = torch.empty_like  # of a tensor that is there it costs half of what ``torch.empty`` does
+
 _GOOD, _BAD_INDEX, _BAD_WEIGHT, _OVERFLOW = range(4)  # Verdict::Kind in csrc/sum_tree.hpp
 
 
@@ -79,7 +81,7 @@ class SumTree:
             raise NotImplementedError(f"dtype={dtype}: weights are kept in torch.float32 or torch.float64.")
         self.dtype = dtype
         self.device = torch.device("cpu" if device is None else device)
-        self._native = self.device.type == "cpu" if native is None else native
+        self.native = self.device.type == "cpu" if native is None else native
         self._allocate(int(capacity))
 
     def _allocate(self, capacity: int) -> None:
@@ -94,6 +96,7 @@ class SumTree:
         self.capacity = capacity
         wide = self.dtype == torch.float64
         self._memory = memory
+        self._set_blanks(0)
         self._place = (memory.data_ptr(), capacity, wide)
         starts = _native.tree_levels(capacity, wide)
         width = FAN * self.dtype.itemsize
@@ -109,6 +112,13 @@ class SumTree:
                     blocks[:, 8 * FAN + width :].view(self.dtype),
                 )
             )
+
+    def _set_blanks(self, count: int) -> None:
+        """What a draw of ``count`` items is allocated like."""
+        self._count = count
+        # One element, expanded: what is made like it is contiguous.
+        self._blank_items = torch.empty(min(count, 1), dtype=torch.int64).expand(count)
+        self._blank_weights = torch.empty(min(count, 1), dtype=self.dtype).expand(count)
 
     # ---- questions
 
@@ -128,7 +138,7 @@ class SumTree:
         return self._memory.numel()
 
     def _top(self) -> tuple[float, float, float]:
-        if self._native:
+        if self.native:
             return _native.tree_top(*self._place)
         top = self._levels[-1]
         total, smallest, largest = walk.recompute(Level(*(part[:1] for part in top)))
@@ -174,7 +184,7 @@ class SumTree:
         """
         masses = masses.to(self.device, torch.float64).contiguous()
         index = torch.empty(masses.shape, dtype=torch.int64, device=self.device)
-        if not self._native:
+        if not self.native:
             self._refuse_weightless(masses)
             return walk.descend(self._blocks, self._levels, masses)
         found = _native.tree_draw(
@@ -197,11 +207,14 @@ class SumTree:
             RuntimeError: all weights are 0.
         """
         count = uniforms.numel()
-        if not self._native:
+        if not self.native:
             return self._draw_by_torch(uniforms, beta, stamp, stratified)
-        index = torch.empty(count, dtype=torch.int64)
-        importance = torch.empty(count, dtype=self.dtype)
-        stamps = torch.empty(count, dtype=torch.int64)
+        if count != self._count:
+            self._set_blanks(count)
+        items_like = self._blank_items
+        index = _empty_like(items_like)
+        importance = _empty_like(self._blank_weights)
+        stamps = _empty_like(items_like)
         found = _native.tree_draw(
             *self._place,
             uniforms.data_ptr(),
@@ -306,7 +319,7 @@ class SumTree:
         if n_values != 1 and n_values != count:
             raise RuntimeError(f"{n_values} values {list(value.shape)} for {count} items.")
         limit = self.capacity if limit is None else limit
-        if not self._native:
+        if not self.native:
             index, value = index.reshape(-1), value.detach().reshape(-1).expand(count)
             return self._update_by_torch(index, value, eps, alpha, skip, stale, limit)
         kind, position, largest = _native.tree_update(
@@ -383,7 +396,7 @@ class SumTree:
         Raises:
             ValueError: they are not all there, or the weight is none.
         """
-        if not self._native:
+        if not self.native:
             good = 0 <= start <= start + count <= self.capacity and 0 <= weight < torch.inf
             if good and count:
                 self.leaves[start : start + count] = weight
@@ -405,7 +418,7 @@ class SumTree:
             count: number of items.
         """
         self._check_twin(source, mask)
-        if not self._native:
+        if not self.native:
             run = slice(start, start + count)
             self.leaves[run] = source.leaves[run] * mask[run]
             self._refresh_run(start, count)
@@ -415,7 +428,7 @@ class SumTree:
     def select_items(self, source: SumTree, mask: Tensor, index: Tensor) -> None:
         """The same for some leaves, int64 ``[B]``; negative ones are skipped. O(B log N)."""
         self._check_twin(source, mask)
-        if not self._native:
+        if not self.native:
             index = index[index >= 0]
             if index.numel():
                 changed = walk.put(self._blocks, index, source.leaves[index] * mask[index])
@@ -457,7 +470,7 @@ class SumTree:
         self._refresh_all()
 
     def _refresh_all(self) -> None:
-        if self._native:
+        if self.native:
             _native.tree_refresh(*self._place)
         else:
             self._refresh_run(0, self.capacity)
@@ -508,12 +521,12 @@ class SumTree:
             "capacity": self.capacity,
             "dtype": self.dtype,
             "device": self.device,
-            "native": self._native,
+            "native": self.native,
             "memory": memory,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.dtype, self.device, self._native = state["dtype"], state["device"], state["native"]
+        self.dtype, self.device, self.native = state["dtype"], state["device"], state["native"]
         self._set_memory(state["memory"], state["capacity"])
 
     def __len__(self) -> int:

@@ -148,17 +148,19 @@ def _time(storage: Storage, start: int, rows: int, capacity: int) -> Tensor:
     return time if start + rows <= capacity else time.remainder_(capacity)
 
 
-def indexed(data: TensorDictBase, index: Tensor, ndim: int = 1) -> TensorDictBase:
+def indexed(data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
     """``data`` with the places of its items, at every step of items that are trajectories. O(entries).
 
     Args:
         data: an item or a batch; a tensorclass, whose fields are fixed, is given back as it is.
         index: int64, the places: ``[*batch]``, with ``[ndim]`` behind for ``ndim > 1``.
-        ndim: of the storage.
+        storage: where it goes. One that holds data without an entry for places gets none now, in which those
+            of the items that are there would be wrong.
     """
-    if is_tensorclass(data):
+    keys = storage.leaf_keys()
+    if is_tensorclass(data) or (keys and ("index",) not in keys):
         return data
-    place = index.shape[index.ndim - (ndim > 1) :]
+    place = index.shape[index.ndim - (storage.ndim > 1) :]
     lead = index.shape[: index.ndim - len(place)]
     extra = data.batch_dims - len(lead)
     if extra:

@@ -31,6 +31,11 @@ class WriterEnsemble(Writer):
         super().__init__()
         self._writers = writers
 
+    @property
+    def writers(self) -> tuple[Writer, ...]:
+        """The parts."""
+        return self._writers
+
     def register_storage(self, storage: Storage) -> None:
         """Nothing to do: each part has its own storage."""
         self._storage = storage
@@ -75,7 +80,7 @@ class WriterEnsemble(Writer):
         return {"parts": [writer.state_dict() for writer in self._writers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the states of as many parts.
+        """Take over the states of as many parts, wholly or not at all.
 
         Raises:
             ValueError: of another number; nothing has been changed.
@@ -83,8 +88,14 @@ class WriterEnsemble(Writer):
         states = state_dict["parts"]
         if len(states) != len(self._writers):
             raise ValueError(f"The state is of {len(states)} writers, the ensemble has {len(self._writers)}.")
-        for writer, state in zip(self._writers, states, strict=True):
-            writer.load_state_dict(state)
+        before = [writer.state_dict() for writer in self._writers]
+        try:
+            for writer, state in zip(self._writers, states, strict=True):
+                writer.load_state_dict(state)
+        except BaseException:
+            for writer, state in zip(self._writers, before, strict=True):
+                writer.load_state_dict(state)
+            raise
 
     def __len__(self) -> int:
         return len(self._writers)

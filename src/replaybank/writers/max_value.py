@@ -116,7 +116,7 @@ class TensorDictMaxValueWriter(Writer):
         slot = int(slots[0])
         if slot < 0:
             return None
-        self._write(slots, lambda _: [indexed(data, torch.tensor(slot))])
+        self._write(slots, lambda _: [indexed(data, torch.tensor(slot), self.storage)])
         return slot
 
     def extend(self, data: Any) -> Tensor:
@@ -147,7 +147,7 @@ class TensorDictMaxValueWriter(Writer):
         slots = self._place(ranks)
         kept = [number for number, slot in enumerate(slots) if slot >= 0]
         if kept:
-            self._write(slots, lambda order: _chosen(data, order, slots))
+            self._write(slots, lambda order: _chosen(data, order, slots, self.storage))
         return self._index(slots)
 
     def empty(self, empty_write_count: bool = True) -> None:
@@ -287,9 +287,9 @@ def _value(data: TensorDictBase, key: tuple[str, ...]) -> Tensor:
     return value.detach()
 
 
-def _chosen(data: Any, order: list[int], slots: list[int]) -> Any:
+def _chosen(data: Any, order: list[int], slots: list[int], storage: Storage) -> Any:
     index = torch.tensor([slots[number] for number in order])
     if isinstance(data, list):
-        return [indexed(data[number], place) for number, place in zip(order, index, strict=True)]
+        return [indexed(data[number], place, storage) for number, place in zip(order, index, strict=True)]
     chosen = data[torch.tensor(order)] if len(order) < len(slots) or order != sorted(order) else data
-    return indexed(chosen, index)
+    return indexed(chosen, index, storage)

@@ -59,7 +59,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     """A :class:`RoundRobinWriter` that also stores each item's place under ``"index"``.
 
     The data handed in is not changed. The entry is int64 ``[B]``, or ``[B, *columns, ndim]`` for more
-    dimensions. Tensorclasses, whose fields are fixed, are stored without it.
+    dimensions. Tensorclasses, whose fields are fixed, are stored without it, and so is all data in a storage
+    that already holds items without it.
 
     Not thread-safe: the buffer's lock guards it.
     """
@@ -69,9 +70,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         _check(data)
         storage = self.storage
         columns = tuple(data.batch_size[: storage.ndim - 1])
-        return super().add(
-            indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0], storage.ndim)
-        )
+        return super().add(indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0], storage))
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch of TensorDicts, or a list of them; see :meth:`RoundRobinWriter.extend`."""
@@ -83,7 +82,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
             columns = tuple(data[0].batch_size[: storage.ndim - 1]) if data else ()
             grid = place_grid(storage, start, len(data), columns)
             return super().extend(
-                [indexed(item, place, storage.ndim) for item, place in zip(data, grid, strict=True)]
+                [indexed(item, place, storage) for item, place in zip(data, grid, strict=True)]
             )
         _check(data)
         if not data.batch_size:
@@ -91,9 +90,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         if not data.batch_size[0]:
             return super().extend(data)
         columns = tuple(data.batch_size[1 : storage.ndim])
-        return super().extend(
-            indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage.ndim)
-        )
+        return super().extend(indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage))
 
 
 def _check(data: Any) -> None:

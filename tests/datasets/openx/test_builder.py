@@ -12,8 +12,9 @@ import pytest
 
 import memory_source
 from memory_source import FIELDS, Frames
-from replaybank.datasets.openx.builder import DatasetBuilder, discard, plan
+from replaybank.datasets.openx.builder import DatasetBuilder, plan
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS, read_manifest, read_progress
+from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.locks import LOCK
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.ted import TedEpisode, ted_leaves, to_ted
@@ -98,7 +99,7 @@ def test_an_episode_that_fails_leaves_no_trace(tmp_path: Path, broken: dict[str,
 
 def test_long_episodes_are_decoded_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path / "whole")
-    monkeypatch.setattr("replaybank.datasets.openx.builder.FRAME_CHUNK_BYTES", 2 * 3 * 20 * 20)
+    monkeypatch.setattr("replaybank.datasets.openx.frames.FRAME_CHUNK_BYTES", 2 * 3 * 20 * 20)
     build(tmp_path / "chunks")
     assert contents(tmp_path / "chunks") == contents(tmp_path / "whole")
 

@@ -69,6 +69,7 @@ def test_the_size_of_every_file_follows_from_the_manifest() -> None:
         "episodes.bin": 3 * 16,
         "strings.jsonl": 20,
         "metadata.jsonl": 33,
+        "checksums.bin": 3 * 2 * 4,
     }
 
 
@@ -101,7 +102,7 @@ def test_a_file_of_another_size_is_named(tmp_path: Path, file: str, change: int 
     ("field", "value"),
     [
         ("format", "something else"),
-        ("version", 2),
+        ("version", 3),
         ("version", True),
         ("name", 3),
         ("steps", 41),

@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -19,37 +19,45 @@ import torch
 from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.files import (
     ANEW,
+    CHECKSUMS,
     EPISODES,
     MANIFEST,
     METADATA,
     PROGRESS,
     ROWS,
     STRINGS,
+    VERSION,
     Manifest,
     ShardRecord,
     Skipped,
     column_name,
+    ends_name,
+    frames_name,
     is_converted,
     read_progress,
     read_strings,
 )
-from replaybank.datasets.openx.locks import LOCK, FolderLock
-from replaybank.datasets.openx.ted import Leaf, TedEpisode, check_shape, decode_frames
+from replaybank.datasets.openx.folder import claim, discard, temporary
+from replaybank.datasets.openx.frames import FrameColumn, check_frames, decoded, extend_crc32c, write_at
+from replaybank.datasets.openx.ted import Leaf, TedEpisode
 from replaybank.errors import DataFormatError
 from replaybank.storages.layout import Key, LeafSpec, RowLayout, field_name
 
-FRAME_CHUNK_BYTES = 1 << 26
-"""Decoded frames held at a time: many frames a call, however long the episode."""
 
-
-def plan(name: str, split: str, origin: Mapping[str, Any], leaves: Mapping[Key, Leaf]) -> Manifest:
-    """A conversion as a manifest with nothing done yet."""
+def plan(
+    name: str, split: str, origin: Mapping[str, Any], leaves: Mapping[Key, Leaf], *, encoded: bool = False
+) -> Manifest:
+    """A conversion as a manifest with nothing done yet; ``encoded``: images are kept as JPEG or PNG bytes."""
+    specs = {leaf.key: LeafSpec(leaf.key, _torch_dtype(leaf), leaf.shape) for leaf in leaves.values()}
+    kept = tuple(specs.pop(leaf.key) for leaf in leaves.values() if encoded and leaf.kind == "image")
     return Manifest(
         name=name,
         split=split,
         origin=origin,
-        layout=RowLayout.plan(LeafSpec(leaf.key, _torch_dtype(leaf), leaf.shape) for leaf in leaves.values()),
+        layout=RowLayout.plan(specs.values()),
         kinds={leaf.key: leaf.kind for leaf in leaves.values() if leaf.kind != "tensor"},
+        file_sizes={STRINGS: 0, METADATA: 0, **{frames_name(number): 0 for number in range(len(kept))}},
+        encoded=kept,
     )
 
 
@@ -65,13 +73,57 @@ def _torch_dtype(leaf: Leaf) -> torch.dtype:
         ) from None
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Where a builder stands between two episodes.
+
+    Args:
+        episodes: episodes so far, in all.
+        steps: steps so far, in all.
+        sizes: bytes so far of each file that holds them.
+        strings: distinct texts so far.
+        missing: for each leaf, how many episodes lack it.
+        faults: what was put right.
+        skipped: records left out so far.
+        checksums: CRC-32C so far of the files that hold no steps.
+    """
+
+    episodes: int
+    steps: int
+    sizes: Mapping[str, int]
+    strings: int
+    missing: Mapping[Key, int]
+    faults: Counter[str]
+    skipped: int
+    checksums: Mapping[str, int]
+
+
+@dataclass
+class Begun:
+    """An episode that has been begun: all of it is written but the frames of some cameras.
+
+    Args:
+        before: where the builder stood.
+        frames: cameras whose frames are still to be decoded and written, in any thread.
+        checksums: CRC-32C of what the episode has in the other files that hold steps.
+    """
+
+    before: Mark
+    frames: Sequence[FrameColumn]
+    checksums: dict[str, int]
+
+
 class DatasetBuilder:
     """Appends episodes to the files of a converted dataset.
 
-    What :meth:`commit` has returned from is on the disk and counted in ``progress.json``; killed at any
-    instant, the next builder of the same conversion cuts the files back to that and goes on. The manifest,
-    which makes the dataset usable, is written by :meth:`finish` only. One builder a folder at a time: a
-    second one is refused while the first lives. Not thread-safe.
+    What :meth:`commit` (or :meth:`end_shard`, then :meth:`save`) has returned from is on the disk and counted
+    in ``progress.json``; killed at any instant, the next builder of the same conversion cuts the files back
+    to that and goes on. The manifest, which makes the dataset usable, is written by :meth:`finish` only. One
+    builder a folder at a time: a second one is refused while the first lives.
+
+    :meth:`add` writes an episode whole. To have frames decoded elsewhere meanwhile, :meth:`begin` an episode,
+    and :meth:`settle` it once its frames are written; several may be under way, and are settled in order.
+    Not thread-safe.
 
     Args:
         folder: where to write; made if missing. Must be empty or hold a conversion.
@@ -91,6 +143,7 @@ class DatasetBuilder:
         self.leaves = dict(leaves)
         self._lock = claim(self.folder)
         self._files: dict[str, IO[bytes]] = {}
+        self._saved: Manifest | None = None
         try:
             self.manifest = self._begin(manifest, overwrite)
             self._open_files()
@@ -99,7 +152,7 @@ class DatasetBuilder:
             raise
 
     def _begin(self, manifest: Manifest, overwrite: bool) -> Manifest:
-        for name in _temporary(self.folder):  # of a replacing that was interrupted
+        for name in temporary(self.folder):  # of a replacing that was interrupted
             (self.folder / name).unlink()
         if overwrite or not is_converted(self.folder):
             discard(self.folder)  # also what is left of a discarding that was interrupted
@@ -109,6 +162,10 @@ class DatasetBuilder:
             )
         if (self.folder / PROGRESS).exists():
             progress = read_progress(self.folder)
+            if progress.version != VERSION:
+                raise FileExistsError(
+                    f"{self.folder} holds a conversion that an earlier release did not finish; {ANEW}"
+                )
             if not progress.same_conversion(manifest):
                 raise FileExistsError(
                     f"{self.folder} holds an unfinished conversion of {progress.name!r} ({progress.split}), "
@@ -121,35 +178,55 @@ class DatasetBuilder:
 
     def _write_progress(self, manifest: Manifest) -> None:
         write_json_atomically(self.folder / PROGRESS, manifest.to_json())
+        self._saved = manifest
 
     def _open_files(self) -> None:
-        for name, size in self.manifest.sizes().items():
+        manifest = self.manifest
+        self._sizes = manifest.sizes()
+        for name, size in self._sizes.items():
             path = self.folder / name
-            file = open(path, "r+b" if path.exists() else "x+b")  # noqa: SIM115  (closed by close())
+            mode = "r+b" if path.exists() else "x+b"
+            file = open(path, mode, buffering=0)  # noqa: SIM115  (closed by close())
             self._files[name] = file
             found = file.seek(0, os.SEEK_END)
             if found < size:
                 raise DataFormatError(f"{path} has {found} bytes, the progress says {size}: {ANEW}")
             file.truncate(size)
-            file.seek(size)
-        strings = read_strings(self.folder, self.manifest)
+        strings = read_strings(self.folder, manifest)
         self._strings: dict[str, int] = {text: number for number, text in enumerate(strings)}
-        self._layout: RowLayout = self.manifest.layout
+        self._layout: RowLayout = manifest.layout
         self._row_dtype = self._layout.numpy_dtype() if self._layout.row_bytes else None
-        self._shard_steps = self._shard_episodes = 0
-        self._missing = {key: list(episodes) for key, episodes in self.manifest.missing.items()}
-        self._faults = Counter(self.manifest.faults)
-        self._skipped = list(self.manifest.skipped)
+        self._episodes, self._steps = manifest.episodes, manifest.steps
+        self._settled = manifest.episodes
+        self._missing = {key: list(episodes) for key, episodes in manifest.missing.items()}
+        self._faults = Counter(manifest.faults)
+        self._skipped = list(manifest.skipped)
+        self._checksums = dict(manifest.checksums)
 
     @property
     def episodes(self) -> int:
         """Episodes so far: the number of the next one."""
-        return self.manifest.episodes + self._shard_episodes
+        return self._episodes
 
     @property
     def steps(self) -> int:
         """Steps so far."""
-        return self.manifest.steps + self._shard_steps
+        return self._steps
+
+    def mark(self) -> Mark:
+        """Where the builder stands. O(files + leaves that some episode lacks)."""
+        return Mark(
+            episodes=self._episodes,
+            steps=self._steps,
+            sizes=dict(self._sizes),
+            strings=len(self._strings),
+            missing={key: len(episodes) for key, episodes in self._missing.items()},
+            faults=Counter(self._faults),
+            skipped=len(self._skipped),
+            checksums=dict(self._checksums),
+        )
+
+    # --- writing ---------------------------------------------------------------------------------------
 
     def add(self, episode: TedEpisode, metadata: Mapping[str, Any]) -> None:
         """Append an episode. If it fails, the files are as they were. O(bytes of the episode).
@@ -161,92 +238,189 @@ class DatasetBuilder:
         Raises:
             DataFormatError: a frame cannot be decoded or has another shape than the dataset.
         """
-        before = {name: file.tell() for name, file in self._files.items()}
-        known = len(self._strings)
+        begun = self.begin(episode, metadata)
         try:
-            self._write(episode, metadata)
+            self.settle(begun, [column.write() for column in begun.frames])
         except BaseException:
-            for name, file in self._files.items():
-                file.seek(before[name])
-                file.truncate()
-            for text in list(self._strings)[known:]:
-                del self._strings[text]
+            self.go_back(begun.before)
+            raise
+
+    def begin(self, episode: TedEpisode, metadata: Mapping[str, Any]) -> Begun:
+        """Append an episode but for the frames that lie in columns. If it fails, the files are as they were.
+
+        Args:
+            episode: in TED layout, with the leaves of this dataset.
+            metadata: plain values for ``metadata.jsonl``.
+
+        Returns:
+            What is left to do: each of its ``frames`` is to be written, and then the episode settled.
+
+        Raises:
+            DataFormatError: a frame that lies in a row cannot be decoded or has another shape than the
+                dataset; a frame that is kept encoded says that it has.
+        """
+        begun = Begun(self.mark(), [], {})
+        try:
+            begun.frames = self._write(episode, metadata, begun.checksums)
+        except BaseException:
+            self.go_back(begun.before)
             raise
         for key in episode.missing:
-            self._missing.setdefault(key, []).append(self.episodes)
+            self._missing.setdefault(key, []).append(self._episodes)
         self._faults.update(episode.faults)
-        self._shard_steps += episode.length
-        self._shard_episodes += 1
+        self._steps += episode.length
+        self._episodes += 1
+        return begun
 
-    def _write(self, episode: TedEpisode, metadata: Mapping[str, Any]) -> None:
+    def settle(self, begun: Begun, checksums: Sequence[int]) -> None:
+        """Note that an episode is whole: the oldest of those begun.
+
+        Args:
+            begun: from :meth:`begin`.
+            checksums: what writing each of its ``frames`` gave.
+        """
+        if begun.before.episodes != self._settled:
+            raise RuntimeError(f"episode {self._settled} is to be settled before {begun.before.episodes}")
+        found = dict(begun.checksums)
+        found.update((column.name, crc) for column, crc in zip(begun.frames, checksums, strict=True))
+        row = np.array([found[name] for name in self.manifest.data_files], "<u4")
+        self._append(CHECKSUMS, row.tobytes())
+        self._settled += 1
+
+    def go_back(self, mark: Mark) -> None:
+        """Cut off everything behind a mark; nobody is writing frames any more."""
+        for name, size in mark.sizes.items():
+            if name != CHECKSUMS:  # only what is settled is in it
+                self._files[name].truncate(size)
+                self._sizes[name] = size
+        for text in list(self._strings)[mark.strings :]:
+            del self._strings[text]
+        self._missing = {key: self._missing[key][:count] for key, count in mark.missing.items()}
+        self._faults = Counter(mark.faults)
+        del self._skipped[mark.skipped :]
+        self._checksums = {**mark.checksums, CHECKSUMS: self._checksums.get(CHECKSUMS, 0)}
+        self._episodes, self._steps = mark.episodes, mark.steps
+
+    def _append(self, name: str, content: bytes | npt.NDArray[Any]) -> int:
+        """Write at the end of a file; the checksum of the content."""
+        if isinstance(content, np.ndarray):
+            content = content.view(np.uint8)
+        write_at(self._files[name].fileno(), self._sizes[name], content)
+        self._sizes[name] += len(content)
+        if name in (STRINGS, METADATA, EPISODES, CHECKSUMS):
+            self._checksums[name] = extend_crc32c(self._checksums.get(name, 0), content)
+            return 0
+        return extend_crc32c(0, content)
+
+    def _write(
+        self, episode: TedEpisode, metadata: Mapping[str, Any], checksums: dict[str, int]
+    ) -> list[FrameColumn]:
         length = episode.length
+        where = f"{self.manifest.name}: episode {self._episodes}"
         rows = np.zeros(length, self._row_dtype) if self._row_dtype is not None else None
-        column = 0
+        frames: list[FrameColumn] = []
+        columns = 0
         for spec, offset in zip(self._layout.leaves, self._layout.offsets, strict=True):
-            values = episode.columns[spec.key]
+            values, leaf = episode.columns[spec.key], self.leaves[spec.key]
             if offset is not None:
-                part = self._part(self.leaves[spec.key], values, 0, length)
+                if isinstance(values, list):
+                    part: npt.NDArray[Any] = self._codes(values)
+                else:
+                    part = decoded(leaf, values, 0, length, where)
                 rows[field_name(spec.key)] = part  # type: ignore[index]
                 continue
-            self._write_column(self._files[column_name(column)], self.leaves[spec.key], values, length)
-            column += 1
+            name = column_name(columns)
+            columns += 1
+            if isinstance(values, list):
+                checksums[name] = self._append(name, self._codes(values))
+                continue
+            file = self._files[name].fileno()
+            frames.append(FrameColumn(name, file, self._sizes[name], leaf, values, length, where))
+            self._sizes[name] += length * spec.bytes
         if rows is not None:
-            self._files[ROWS].write(rows.tobytes())
-        self._files[EPISODES].write(np.array([self.steps, length], "<i8").tobytes())
+            checksums[ROWS] = self._append(ROWS, rows)
+        for number, spec in enumerate(self.manifest.encoded):
+            self._write_encoded(number, self.leaves[spec.key], episode.columns[spec.key], where, checksums)
+        self._append(EPISODES, np.array([self._steps, length], "<i8").tobytes())
         line = json.dumps(metadata, ensure_ascii=True, sort_keys=True)
-        self._files[METADATA].write(line.encode() + b"\n")
+        self._append(METADATA, line.encode() + b"\n")
+        return frames
 
-    def _write_column(self, file: IO[bytes], leaf: Leaf, values: Any, length: int) -> None:
-        item = leaf.dtype.itemsize * int(np.prod(leaf.shape)) if leaf.dtype is not None else 4
-        chunk = max(1, FRAME_CHUNK_BYTES // max(item, 1))
-        for start in range(0, length, chunk):
-            part = self._part(leaf, values, start, min(start + chunk, length))
-            file.write(np.ascontiguousarray(part, dtype=leaf.dtype).data)
+    def _write_encoded(
+        self, number: int, leaf: Leaf, values: Any, where: str, checksums: dict[str, int]
+    ) -> None:
+        """Frames as they are stored; absent ones, which are zeros, as none."""
+        contents: Sequence[bytes] = (
+            [b""] * len(values) if isinstance(values, np.ndarray) else values.encoded()
+        )
+        check_frames(contents, leaf, where)
+        name, ends = frames_name(number), ends_name(number)
+        sizes = np.array([len(content) for content in contents], np.int64)
+        checksums[ends] = self._append(ends, (self._sizes[name] + sizes.cumsum()).astype("<i8"))
+        checksums[name] = self._append(name, b"".join(contents))
 
-    def _part(self, leaf: Leaf, values: Any, start: int, stop: int) -> npt.NDArray[Any]:
-        """Steps ``start`` to ``stop`` of a leaf as numbers, frames decoded."""
-        if isinstance(values, (np.ndarray, list)):
-            return self._plain(values[start:stop])
-        part = decode_frames(values, start, stop)
-        check_shape(leaf, part.shape[1:], f"{self.manifest.name}: episode {self.episodes}")
-        return part
-
-    def _plain(self, values: Any) -> npt.NDArray[Any]:
-        """Texts as their numbers, new ones written down; arrays as they are."""
-        if not isinstance(values, list):
-            return np.asarray(values)
-        codes = np.empty(len(values), np.int32)
-        for i, text in enumerate(values):
-            code = self._strings.get(text)
-            if code is None:
-                code = self._strings[text] = len(self._strings)
-                self._files[STRINGS].write(json.dumps(text).encode() + b"\n")
-            codes[i] = code
+    def _codes(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        """Texts as their numbers, new ones written down."""
+        known = len(self._strings)
+        codes = np.array([self._strings.setdefault(text, len(self._strings)) for text in texts], np.int32)
+        if len(self._strings) > known:
+            new = list(self._strings)[known:]
+            self._append(STRINGS, "".join(json.dumps(text) + "\n" for text in new).encode())
         return codes
 
     def skip(self, shard: str, record: int, reason: str) -> None:
         """Note a record that was left out."""
         self._skipped.append(Skipped(shard, record, reason))
 
+    # --- making permanent ------------------------------------------------------------------------------
+
     def commit(self, shard: str) -> None:
-        """Make everything since the last commit permanent: the shard is done."""
+        """Make everything since the last commit permanent: the shard is done.
+
+        Args:
+            shard: its name.
+        """
+        self.end_shard(shard, self.mark())
+        self.save()
+
+    def save(self) -> None:
+        """Make the shards that have ended permanent."""
+        if self._saved is self.manifest:
+            return
         for file in self._files.values():
-            file.flush()
             os.fsync(file.fileno())
-        self.manifest = replace(
-            self.manifest,
-            shards=(*self.manifest.shards, ShardRecord(shard, self._shard_episodes, self._shard_steps)),
-            strings=len(self._strings),
-            file_sizes={name: self._files[name].tell() for name in (STRINGS, METADATA)},
-            missing={key: tuple(episodes) for key, episodes in sorted(self._missing.items())},
-            faults=dict(sorted(self._faults.items())),
-            skipped=tuple(self._skipped),
-        )
-        self._shard_steps = self._shard_episodes = 0
         self._write_progress(self.manifest)
+
+    def end_shard(self, shard: str, at: Mark) -> None:
+        """Note that a shard is done; it counts once it is saved.
+
+        Args:
+            shard: its name.
+            at: where it ended: all episodes before are settled, none behind; more may have been begun since.
+        """
+        if at.episodes != self._settled:
+            raise RuntimeError(f"{at.episodes} episodes are to be there, {self._settled} are settled")
+        done = self.manifest
+        record = ShardRecord(shard, at.episodes - done.episodes, at.steps - done.steps)
+        missing = {key: tuple(self._missing[key][:count]) for key, count in at.missing.items()}
+        self.manifest = replace(
+            done,
+            shards=(*done.shards, record),
+            strings=at.strings,
+            file_sizes={name: at.sizes[name] for name in done.file_sizes},
+            missing={key: episodes for key, episodes in sorted(missing.items()) if episodes},
+            faults=dict(sorted(at.faults.items())),
+            skipped=tuple(self._skipped[: at.skipped]),
+            checksums=dict(sorted({**at.checksums, CHECKSUMS: self._checksums.get(CHECKSUMS, 0)}.items())),
+        )
 
     def finish(self) -> Manifest:
         """Declare the dataset complete, in one step. What was not committed does not count."""
+        if self._saved is not self.manifest:
+            self.save()
+        for name, size in self.manifest.sizes().items():
+            if self._sizes[name] != size:
+                self._files[name].truncate(size)
         os.replace(self.folder / PROGRESS, self.folder / MANIFEST)  # they say the same
         fsync_directory(self.folder)
         self.close()
@@ -269,54 +443,3 @@ class DatasetBuilder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def discard(folder: str | Path) -> None:
-    """Remove the files of a converted dataset, complete or not, and nothing else.
-
-    Raises:
-        FileExistsError: something else is in the folder; nothing was removed.
-    """
-    folder = Path(folder)
-    check_ours(folder)
-    # The manifest first: without it, what is left is no dataset, whenever this is interrupted.
-    for name in (MANIFEST, *sorted(_ours(folder) - {MANIFEST, PROGRESS, LOCK}), PROGRESS):
-        (folder / name).unlink(missing_ok=True)
-
-
-def check_ours(folder: Path) -> None:
-    """Raise FileExistsError if a folder holds anything but a conversion."""
-    ours = _ours(folder)
-    strangers = {entry.name for entry in folder.iterdir()} - ours - {LOCK}
-    if strangers or (ours and not is_converted(folder) and not (folder / LOCK).exists()):
-        found = ", ".join(sorted(strangers or ours)[:3])
-        raise FileExistsError(
-            f"{folder} holds files that are not of a converted dataset ({found}): choose another folder"
-        )
-
-
-def _ours(folder: Path) -> set[str]:
-    """Names in a folder that only a conversion makes."""
-    fixed = {MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA}
-    names = {entry.name for entry in folder.iterdir() if entry.is_file()}
-    columns = {name for name in names if name.startswith("column-") and name.endswith(".bin")}
-    return (names & fixed) | columns | _temporary(folder)
-
-
-def _temporary(folder: Path) -> set[str]:
-    """Names of new versions of the progress that have not replaced the old one."""
-    return {path.name for path in folder.glob(f".{PROGRESS}.*.tmp")}
-
-
-def claim(folder: Path) -> FolderLock:
-    """Keep other conversions out of a folder, which is made if it is missing.
-
-    Raises:
-        BlockingIOError: another one is at work there.
-        FileExistsError: the path is a file, or a folder that holds something else.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: a converted dataset is a folder, choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
-    check_ours(folder)
-    return FolderLock(folder, "another conversion")

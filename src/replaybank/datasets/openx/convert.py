@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from replaybank.datasets.openx.builder import DatasetBuilder, plan
-from replaybank.datasets.openx.files import MANIFEST, Manifest, is_converted, read_manifest
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard
-from replaybank.datasets.openx.sources.files import is_url, size_of
-from replaybank.datasets.openx.sources.rlds import RLDSSource
-from replaybank.datasets.openx.ted import Leaf, settle_shapes, ted_leaves, to_ted
+from replaybank.datasets.openx.catalog import LastStep
+from replaybank.datasets.openx.conveyor import Conveyor, threads_for
+from replaybank.datasets.openx.corrections import Corrections, corrected
+from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
+from replaybank.datasets.openx.room import check_room
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard, kind_of
+from replaybank.datasets.openx.sources.download import DownloadedSource
+from replaybank.datasets.openx.sources.files import is_url, sizes_of
+from replaybank.datasets.openx.sources.open import open_source
+from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted
 from replaybank.errors import CorruptRecordError, DataFormatError
 
 OnError = Literal["raise", "skip"]
+
+DEFAULT_MEMORY = 1 << 30
+"""Bytes that a conversion holds unless told otherwise: episodes of every published dataset fit many times."""
+
+
+DOWNLOADS = ".download"
+"""Behind the name of the converted dataset: the folder of raw shards while it is made."""
 
 
 def convert(
@@ -29,19 +42,44 @@ def convert(
     overwrite: bool = False,
     progress: bool | None = None,
     on_error: OnError = "raise",
+    images: Literal["raw", "encoded"] = "raw",
+    image_keys: Sequence[str | Key] | None = None,
+    num_workers: int | None = None,
+    max_memory: int = DEFAULT_MEMORY,
+    dataset_id: str | None = None,
+    bgr: Sequence[str] | None = None,
+    last_step: LastStep | None = None,
 ) -> Manifest:
-    """Convert robot episodes into a memory-mapped dataset. O(bytes); holds one encoded episode at a time.
+    """Convert robot episodes into a memory-mapped dataset. O(bytes); frames are decoded on all cores.
 
-    The dataset is usable once this has returned; killed before, at any instant, the same call goes on where
-    the last finished shard ended, with the same result to the byte. A finished one is left as it is.
+    The dataset is usable once this has returned; killed before, at any instant, the same call goes on behind
+    the last shard that was made permanent (one a second at least, where shards end), with the same result to
+    the byte, whatever the number of workers. A finished one is left as it is. Whether the disk has room is
+    worked out first.
+
+    Faults that the catalog of the Open X-Embodiment datasets knows of are put right, and the manifest's
+    origin says which. Shards behind HTTP are downloaded one at a time into ``<dest>.download``, resumed where
+    that was interrupted, and removed once they were read.
 
     Args:
-        source: the folder of an RLDS dataset, or any episode source.
+        source: path or URL of an RLDS dataset or of the hub's tar shards, an id of the catalog, ``"rlds"`` or
+            ``"hub"`` with ``dataset_id``, or any episode source.
         dest: folder to write to; made if missing, else empty or holding this conversion.
         split: split to convert, where ``source`` is a folder.
         overwrite: replace a converted dataset, or begin anew one that is unfinished.
         progress: show a progress bar; by default where the error output is a terminal.
         on_error: ``"raise"`` stops at a record that cannot be read; ``"skip"`` leaves it out and counts it.
+        images: ``"raw"``: frames are decoded now, and sampled as fast as memory allows. ``"encoded"``: their
+            JPEG or PNG bytes are kept, ten to twenty times smaller, and what is sampled is decoded then.
+        image_keys: cameras to keep, by name (``"wrist_image"``) or path (``("observation", "wrist_image")``);
+            all by default.
+        num_workers: threads that decode (decoders let others run); by default one a core.
+        max_memory: bytes of episodes and decoded frames that are held at a time, beside what the process
+            takes anyway.
+        dataset_id: id in the catalog, where it is not the dataset's own name.
+        bgr: cameras whose frames have blue first and are put right; by default those that the catalog names.
+        last_step: ``"drop"`` leaves out the last step of each episode, ``"keep"`` does not; by default what
+            the catalog says.
 
     Returns:
         What the dataset holds, what was put right in it and what was left out.
@@ -50,11 +88,27 @@ def convert(
         CorruptRecordError: a record fails its checksum or is cut short; names file, record and offset.
         DataFormatError: an episode is not what the dataset declares, or there are no episodes.
         FileExistsError: ``dest`` holds something else.
-        ValueError: ``dest`` is a URL, or ``source`` is converted already.
+        ValueError: ``dest`` is a URL, ``source`` is converted already, has no such camera, or is no dataset's
+            name; the nearest ones are given.
+        FileNotFoundError: there is nothing to read at ``source``.
+        ConnectionError: the server cannot be reached.
+        OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
+        MemoryError: one episode takes more than ``max_memory``.
         BlockingIOError: another conversion is writing to ``dest``.
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    if images not in ("raw", "encoded"):
+        raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
+    options = _Options(
+        overwrite=overwrite,
+        progress=progress,
+        on_error=on_error,
+        encoded=images == "encoded",
+        image_keys=image_keys,
+        threads=threads_for(num_workers, max_memory),
+        max_memory=max_memory,
+    )
     target = os.fspath(dest)
     if not target or is_url(target):
         raise ValueError(
@@ -62,51 +116,78 @@ def convert(
         )
     folder = Path(target).expanduser()
     if not isinstance(source, (str, os.PathLike)):
-        return _convert(source, getattr(source, "split", split), folder, overwrite, progress, on_error)
-    if is_converted(source):
-        raise ValueError(f"{os.fspath(source)} is a converted dataset already; it can be used as it is")
-    return _convert(RLDSSource(source, split), split, folder, overwrite, progress, on_error)
+        given = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
+        return _convert(given, getattr(source, "split", split), folder, options)
+    opened = open_source(source, dataset_id, split, bgr=bgr, last_step=last_step)
+    fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS)
+    made = _convert(fetched, split, folder, options)
+    fetched.clear()
+    return made
 
 
-def _convert(
-    source: EpisodeSource, split: str, folder: Path, overwrite: bool, progress: bool | None, on_error: OnError
-) -> Manifest:
+@dataclass(frozen=True)
+class _Options:
+    """How to convert; see :func:`convert`."""
+
+    overwrite: bool
+    progress: bool | None
+    on_error: OnError
+    encoded: bool
+    image_keys: Sequence[str | Key] | None
+    threads: int
+    max_memory: int
+
+
+def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options) -> Manifest:
     shards = list(source.shards())
-    leaves = _leaves(source, shards, on_error)
-    origin = {
-        "kind": type(source).__name__,
+    on_error = options.on_error
+    leaves = _leaves(source, select_images(ted_leaves(source.fields), options.image_keys), shards, on_error)
+    origin: dict[str, Any] = {
+        "kind": kind_of(source),
         "version": getattr(source, "version", ""),
         # Names and versions alone do not tell a dataset from one that was made anew under the same name.
-        "shards": [[_name(shard), shard.episodes, size_of(shard.path)] for shard in shards],
+        "shards": [
+            [_name(shard), shard.episodes, size]
+            for shard, size in zip(shards, sizes_of([shard.path for shard in shards]), strict=True)
+        ],
     }
-    wanted = plan(source.name, split, origin, leaves)
-    if not overwrite and (folder / MANIFEST).is_file():
+    corrections = getattr(source, "corrections", None)
+    if isinstance(corrections, Corrections):
+        origin["corrections"] = corrections.to_json()
+    wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
+    if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):
             return done  # else the builder says what is wrong
     with (
-        DatasetBuilder(folder, wanted, leaves, overwrite=overwrite) as builder,
-        _Bar(shards, builder, progress) as bar,
+        DatasetBuilder(folder, wanted, leaves, overwrite=options.overwrite) as builder,
+        _Bar(shards, builder, options.progress) as bar,
+        Conveyor(
+            builder,
+            lambda episode, number: to_ted(episode, leaves, number, source.name),
+            lambda episode, shard, record: {"where": f"{shard} record {record}", **_plain(episode.metadata)},
+            threads=options.threads,
+            max_memory=options.max_memory,
+            skip=on_error == "skip",
+            settled=bar.episode,
+        ) as conveyor,
     ):
-        for shard in shards[len(builder.manifest.shards) :]:
-            for record, episode in _episodes(source, shard, on_error, builder.skip):
-                try:
-                    ted = to_ted(episode, leaves, builder.episodes, source.name)
-                    builder.add(ted, {"where": f"{_name(shard)} record {record}", **_plain(episode.metadata)})
-                except DataFormatError as error:
-                    if on_error == "raise":
-                        raise
-                    builder.skip(_name(shard), record, str(error))
-                bar.episode(episode.length)
-            builder.commit(_name(shard))
+        rest = shards[len(builder.manifest.shards) :]
+        check_room(source, rest, builder.manifest, folder, on_error)
+        for shard in rest:
+            for record, episode in _episodes(source, shard, on_error, conveyor.skipped):
+                conveyor.episode(_name(shard), record, episode)
+            conveyor.end_of_shard(_name(shard))
+        conveyor.finish()
         if builder.manifest.episodes == 0:
             raise DataFormatError(f"{source.name}: there are no episodes in split {split!r} to convert")
         return builder.finish()
 
 
-def _leaves(source: EpisodeSource, shards: list[Shard], on_error: OnError) -> dict[Key, Leaf]:
+def _leaves(
+    source: EpisodeSource, leaves: dict[Key, Leaf], shards: list[Shard], on_error: OnError
+) -> dict[Key, Leaf]:
     """The leaves of the dataset; shapes not declared are those of the first episodes that show them."""
-    leaves = ted_leaves(source.fields)
     for shard in shards:
         if all(-1 not in leaf.shape for leaf in leaves.values()):
             break

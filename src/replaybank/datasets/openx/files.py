@@ -7,9 +7,13 @@ A folder holds
 ``progress.json``       the same while a conversion is under way, renewed after each shard
 ``rows.bin``            the small leaves of all steps in rows (:mod:`replaybank.storages.layout`)
 ``column-000.bin`` ...  one plain array ``[steps, *shape]`` for each large leaf, in the layout's order
+``frames-000.bin`` ...  the JPEG or PNG bytes of one camera's frames, end to end, where they are kept encoded
+``ends-000.bin`` ...    int64 ``[steps]``: where each of these frames ends in its file
 ``episodes.bin``        int64 ``[episodes, 2]``: first step and length of each episode
 ``strings.jsonl``       the distinct texts, one JSON string a line; leaves of text hold line numbers
 ``metadata.jsonl``      one JSON object an episode: where it came from and its metadata
+``stats.json``          statistics of entries, once somebody asked for them
+``checksums.bin``       uint32 ``[episodes, files]``: CRC-32C of what each episode has in each data file
 ======================  ====================================================================================
 
 All numbers are little-endian, arrays in C order, without headers. While a conversion is under way a file may
@@ -27,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from replaybank.errors import DataFormatError, IncompleteDatasetError
-from replaybank.storages.layout import RowLayout
+from replaybank.storages.layout import LeafSpec, RowLayout
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
@@ -35,11 +39,17 @@ ROWS = "rows.bin"
 EPISODES = "episodes.bin"
 STRINGS = "strings.jsonl"
 METADATA = "metadata.jsonl"
+CHECKSUMS = "checksums.bin"
+STATS = "stats.json"
 
 FORMAT = "replaybank.dataset"
-VERSION = 1
+VERSION = 2
+"""Of the datasets that are written. Version 1, which is read, has neither checksums nor encoded frames."""
+
 EPISODE_BYTES = 16
 """Two int64: first step and length."""
+END_BYTES = 8
+CHECKSUM_BYTES = 4
 
 ANEW = "overwrite=True (--overwrite, or download='force' of the dataset) converts it anew"
 """What to do about files that cannot be used: as the function, the command and the dataset call it."""
@@ -54,6 +64,16 @@ REQUIRED = frozenset({("episode",), ("next", "done")})
 def column_name(number: int) -> str:
     """File of the ``number``-th large leaf."""
     return f"column-{number:03d}.bin"
+
+
+def frames_name(number: int) -> str:
+    """File of the encoded frames of the ``number``-th leaf that is kept so."""
+    return f"frames-{number:03d}.bin"
+
+
+def ends_name(number: int) -> str:
+    """File of where those frames end."""
+    return f"ends-{number:03d}.bin"
 
 
 @dataclass(frozen=True)
@@ -93,15 +113,20 @@ class Manifest:
     Args:
         name: name of the dataset.
         split: split that was converted.
-        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard.
-        layout: where the stored leaves of a step lie.
+        origin: what it was made from: kind, version, and name, declared episodes and bytes of each shard; and
+            which corrections were made, if any: cameras with blue first, last steps dropped.
+        layout: where the stored leaves of a step lie that are kept as numbers.
         kinds: ``"text"`` and ``"image"`` leaves by key; all others hold numbers.
         shards: the shards done, in order.
         strings: number of distinct texts.
-        file_sizes: bytes of ``strings.jsonl`` and ``metadata.jsonl`` that count.
+        file_sizes: bytes that count of the files whose sizes do not follow from the numbers of steps and
+            episodes: ``strings.jsonl``, ``metadata.jsonl``, ``frames-000.bin`` ...
         missing: for each leaf that some episode lacks, the numbers of those episodes.
         faults: faults of the data that were put right, with how often.
         skipped: records left out.
+        encoded: leaves that are images and kept as JPEG or PNG bytes; as they are read.
+        checksums: CRC-32C of the files that hold no steps, by name.
+        version: of the format.
     """
 
     name: str
@@ -115,6 +140,9 @@ class Manifest:
     missing: Mapping[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
     faults: Mapping[str, int] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
+    encoded: tuple[LeafSpec, ...] = ()
+    checksums: Mapping[str, int] = field(default_factory=dict)
+    version: int = VERSION
 
     @property
     def steps(self) -> int:
@@ -126,13 +154,38 @@ class Manifest:
         """Episodes in all."""
         return sum(shard.episodes for shard in self.shards)
 
+    @property
+    def leaves(self) -> tuple[LeafSpec, ...]:
+        """All stored leaves: those of the layout, then those that are kept encoded."""
+        return (*self.layout.leaves, *self.encoded)
+
+    @property
+    def data_files(self) -> list[str]:
+        """The files that hold steps, in the order of their checksums."""
+        names = [ROWS] if self.layout.row_bytes else []
+        names += [column_name(number) for number in range(len(self.layout.columns))]
+        for number in range(len(self.encoded)):
+            names += [ends_name(number), frames_name(number)]
+        return names
+
+    @property
+    def bgr(self) -> frozenset[tuple[str, ...]]:
+        """Cameras whose frames had blue first in the origin; frames that are kept encoded still have."""
+        corrections = self.origin.get("corrections")
+        keys = corrections.get("bgr") if isinstance(corrections, dict) else None
+        return frozenset(tuple(map(str, key)) for key in keys or () if isinstance(key, list))
+
     def sizes(self) -> dict[str, int]:
         """Bytes that count of each file beside the manifest."""
         sizes = {EPISODES: self.episodes * EPISODE_BYTES, **self.file_sizes}
+        if self.version > 1:
+            sizes[CHECKSUMS] = self.episodes * len(self.data_files) * CHECKSUM_BYTES
         if self.layout.row_bytes:
             sizes[ROWS] = self.steps * self.layout.row_bytes
         for number, leaf in enumerate(self.layout.columns):
             sizes[column_name(number)] = self.steps * self.layout.leaves[leaf].bytes
+        for number in range(len(self.encoded)):
+            sizes[ends_name(number)] = self.steps * END_BYTES
         return sizes
 
     def same_conversion(self, other: Manifest) -> bool:
@@ -143,7 +196,7 @@ class Manifest:
         """Plain values for JSON; :meth:`from_json` takes them back."""
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "name": self.name,
             "split": self.split,
             "origin": dict(self.origin),
@@ -157,6 +210,15 @@ class Manifest:
             "missing": [{"key": list(key), "episodes": list(e)} for key, e in self.missing.items()],
             "faults": dict(self.faults),
             "skipped": [vars(record) for record in self.skipped],
+            "encoded": [
+                {
+                    "key": list(leaf.key),
+                    "dtype": str(leaf.dtype).removeprefix("torch."),
+                    "shape": [*leaf.shape],
+                }
+                for leaf in self.encoded
+            ],
+            "checksums": dict(self.checksums),
         }
 
     @classmethod
@@ -169,12 +231,16 @@ class Manifest:
         _expect(value, dict, "the manifest")
         if value.get("format") != FORMAT:
             raise ValueError(f"its format is {value.get('format')!r:.80}, not {FORMAT!r}")
-        if _natural(value, "version") != VERSION:
-            raise ValueError(f"it is of version {value['version']}; this release reads {VERSION}")
+        version = _natural(value, "version")
+        if not 1 <= version <= VERSION:
+            raise ValueError(f"it is of version {version}; this release reads up to {VERSION}")
         layout = RowLayout.from_json(value.get("layout"))
         keys = {leaf.key for leaf in layout.leaves}
         if () in keys or not keys >= REQUIRED:
             raise ValueError(f"its layout lacks entries that every dataset has: {sorted(REQUIRED - keys)}")
+        encoded = () if version == 1 else _encoded(value, keys)
+        keys |= {leaf.key for leaf in encoded}
+        sized = [STRINGS, METADATA, *(frames_name(number) for number in range(len(encoded)))]
         kinds = {}
         for entry in _list(value, "kinds"):
             kind = _get(entry, "kind", str)
@@ -192,7 +258,7 @@ class Manifest:
                 for s in _list(value, "shards")
             ),
             strings=_natural(value, "strings"),
-            file_sizes={n: _natural(_get(value, "file_sizes", dict), n) for n in (STRINGS, METADATA)},
+            file_sizes={n: _natural(_get(value, "file_sizes", dict), n) for n in sized},
             missing={
                 _key(entry, keys): tuple(_expect(e, int, "an episode") for e in _list(entry, "episodes"))
                 for entry in _list(value, "missing")
@@ -202,6 +268,11 @@ class Manifest:
                 Skipped(_get(s, "shard", str), _natural(s, "record"), _get(s, "reason", str))
                 for s in _list(value, "skipped")
             ),
+            encoded=encoded,
+            checksums={}
+            if version == 1
+            else {n: _natural(value["checksums"], n) for n in _get(value, "checksums", dict)},
+            version=version,
         )
         for name in ("steps", "episodes"):
             if _natural(value, name) != getattr(manifest, name):
@@ -219,6 +290,8 @@ _BLANK: dict[str, Any] = {
     "missing": {},
     "faults": {},
     "skipped": (),
+    "checksums": {},
+    "version": VERSION,
 }
 
 
@@ -318,6 +391,16 @@ def _natural(entry: Any, name: str) -> int:
     if not 0 <= number < 1 << 62:
         raise ValueError(f"{name!r} should be a number of things, got {number}")
     return number
+
+
+def _encoded(value: Any, keys: set[tuple[str, ...]]) -> tuple[LeafSpec, ...]:
+    """The leaves that are kept as JPEG or PNG bytes."""
+    entries = [{**_expect(entry, dict, "an entry"), "offset": None} for entry in _list(value, "encoded")]
+    described = {"format": "replaybank.row-layout", "version": 1, "row_bytes": 0, "leaves": entries}
+    leaves = RowLayout.from_json(described).leaves
+    if any(len(leaf.shape) != 3 or leaf.key in keys or not leaf.key for leaf in leaves):
+        raise ValueError(f"its encoded leaves are no images: {[leaf.key for leaf in leaves]!r:.200}")
+    return leaves
 
 
 def _key(entry: Any, keys: set[tuple[str, ...]]) -> tuple[str, ...]:

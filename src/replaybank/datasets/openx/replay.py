@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.datasets.openx.builder import discard
+from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.files import is_converted
-from replaybank.datasets.openx.sources.rlds import is_rlds
+from replaybank.datasets.openx.files import MANIFEST, is_converted
+from replaybank.datasets.openx.folder import discard
+from replaybank.datasets.openx.options import check_replacement, slicing_of, streams
+from replaybank.datasets.openx.preprocess import Change, preprocess
+from replaybank.datasets.openx.sources.open import locate
+from replaybank.datasets.openx.sources.origins import ORIGINS
+from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
+from replaybank.datasets.openx.stored import sampler_for, trajectories
 from replaybank.samplers.base import Sampler
-from replaybank.samplers.random import RandomSampler
-from replaybank.samplers.slice import SliceSampler
-from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
-from replaybank.samplers.without_replacement import SamplerWithoutReplacement
+from replaybank.storages.layout import Key
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -59,7 +62,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: must be ``False`` in this version, which converts and stores.
         root: folder for converted datasets; by default ``replaybank/openx`` in the user's cache directory.
-        download: fetching is not in this version: ``None`` or ``False``. With ``"force"``, a local ``source``
+        download: ``True`` fetches and converts what is not in ``root`` yet, from ``source`` or where the
+            catalog says that ``dataset_id`` is published; what was interrupted goes on. ``"force"`` does that
+            again, over what is there. Raw shards are kept beside the result, in ``<dataset_id>.download``,
+            only until they were read. A local ``source`` needs no download; with ``"force"`` it
             is converted again, over what is there.
         sampler: replaces the sampler that the arguments above would give.
         writer: replaces the :class:`ImmutableDatasetWriter`.
@@ -69,7 +75,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         transform: applied to each batch.
         split_trajs: not in this version.
         strict_length: with slices, leave out trajectories shorter than a slice; ``False`` gives those whole.
-        source: an RLDS folder or a converted dataset; ``None``: what is in ``root``.
+        source: path or URL of a dataset in RLDS form, of the hub's tar shards or of a converted dataset, or
+            ``"rlds"`` or ``"hub"``, where ``dataset_id`` is published in that form; ``None``: what is in
+            ``root``, else, to download it, where the catalog says.
         split: split to read.
         generator: source of all random draws; ``None``: torch's global one.
 
@@ -93,6 +101,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         True
         >>> folder.cleanup()
     """
+
+    available_datasets = AvailableDatasets()
+    """Ids of the Open X-Embodiment datasets; ``replaybank list`` says more of them."""
 
     def __init__(
         self,
@@ -119,28 +130,28 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         split: str = "train",
         generator: torch.Generator | None = None,
     ) -> None:
-        _check(
-            streaming,
-            download,
-            shuffle,
-            num_slices,
-            slice_len,
-            pad,
+        streaming = streams(streaming, download)
+        slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
+        replacement = check_replacement(
             replacement,
-            sampler,
-            split_trajs,
-            batch_size,
+            shuffle=shuffle,
+            drawn=sampler is None and (batch_size, num_slices, slice_len) != (None, None, None),
+            streaming=streaming,
         )
+        if streaming:
+            raise NotImplementedError("this version does not stream: pass streaming=False")
+        if split_trajs:
+            raise NotImplementedError(
+                "this version does not store padded trajectories; see split_trajectories"
+            )
         self.dataset_id = dataset_id
         self.split = split
         self.shuffle = shuffle
-        self.num_slices = num_slices
-        self.slice_len = slice_len
-        self.strict_length = strict_length
+        self._slicing = slicing
         self._given = source is not None and is_converted(Path(source).expanduser())
-        self.path = _locate(dataset_id, source, root, split, force=download == "force")
+        self.path = _locate(dataset_id, source, root, split, download)
         if sampler is None:
-            sampler = self._sampler_for(replacement is not False)
+            sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
         self.dataset = DatasetStorage(self.path)
         there = self.dataset.manifest
         if there.split != split:
@@ -159,19 +170,20 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             generator=generator,
         )
 
-    def _sampler_for(self, replacement: bool) -> Sampler:
-        """The sampler that the arguments ask for."""
-        if self.num_slices is None and self.slice_len is None:
-            return RandomSampler() if replacement else SamplerWithoutReplacement(shuffle=self.shuffle)
-        slices: dict[str, Any] = {
-            "num_slices": self.num_slices,
-            "slice_len": self.slice_len,
-            "traj_key": "episode",
-            "strict_length": self.strict_length,
-        }
-        if replacement:
-            return SliceSampler(**slices)
-        return SliceSamplerWithoutReplacement(**slices, shuffle=self.shuffle)
+    @property
+    def num_slices(self) -> int | None:
+        """Slices of a batch, where that was given."""
+        return self._slicing.num_slices
+
+    @property
+    def slice_len(self) -> int | None:
+        """Steps of a slice, where that was given."""
+        return self._slicing.slice_len
+
+    @property
+    def strict_length(self) -> bool:
+        """Whether trajectories shorter than a slice are left out, or refused."""
+        return self._slicing.strict_length
 
     @property
     def num_episodes(self) -> int:
@@ -201,6 +213,73 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         """
         return self.dataset.metadata(self._episode_number(number))
 
+    def stats(
+        self,
+        keys: Iterable[Key | str] | None = None,
+        *,
+        episodes: Sequence[int] | Tensor | None = None,
+        images: bool = False,
+    ) -> dict[Key, EntryStats]:
+        """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
+
+        Those over all episodes are computed once and stored with the dataset. O(steps log steps) for each
+        number of an entry.
+
+        Args:
+            keys: entries; by default all numbers but those that only count steps and mark ends.
+            episodes: numbers of the episodes that count, such as those to be trained on; all by default.
+            images: look at the frames of all cameras as well, by channel.
+
+        Raises:
+            KeyError: there is no such entry.
+            IndexError: there is no such episode.
+            ValueError: an entry is text, or no episode is selected.
+        """
+        return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
+
+    def preprocess(
+        self,
+        fn: Change,
+        num_workers: int | None = None,
+        *,
+        dest: str | os.PathLike[str],
+        overwrite: bool = False,
+        progress: bool | None = None,
+        images: Literal["raw", "encoded"] = "raw",
+        mp_start_method: str | None = None,
+    ) -> OpenXExperienceReplay:
+        """Make a changed copy of the dataset on the disk. Killed at any instant, the same call goes on.
+
+        Args:
+            fn: given each episode, a TensorDict ``[T]``, returns the one to be stored, of any length, or None
+                to leave it out. Entries that follow from others are made anew.
+            num_workers: processes that run ``fn``; 0 runs it here, by default one a core.
+            dest: folder of the copy; made if missing.
+            overwrite: replace what is in ``dest``.
+            progress: show a progress bar; by default where the error output is a terminal.
+            images: ``"raw"`` or, encoded anew, ``"encoded"``.
+            mp_start_method: how processes start; by default as Python does here.
+
+        Returns:
+            The copy, without a batch size.
+
+        Raises:
+            RuntimeError: ``fn`` failed; names the episode.
+            DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
+            FileExistsError: ``dest`` holds something else.
+        """
+        made = preprocess(
+            self.path,
+            fn,
+            dest,
+            num_workers=num_workers,
+            overwrite=overwrite,
+            progress=progress,
+            images=images,
+            mp_start_method=mp_start_method,
+        )
+        return OpenXExperienceReplay(made.name, streaming=False, source=dest, split=made.split)
+
     def _episode_number(self, number: int) -> int:
         if not -self.num_episodes <= number < self.num_episodes:
             raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
@@ -220,19 +299,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
-        lengths = self.dataset.bounds[:, 1]
-        numbers = torch.arange(self.num_episodes)
-        if self.slice_len is not None and self.strict_length:
-            numbers = numbers[lengths >= self.slice_len]
-            if not len(numbers):
-                raise RuntimeError(
-                    f"No episode has slice_len={self.slice_len} steps: they have {int(lengths.min())} to "
-                    f"{int(lengths.max())}. Ask for shorter slices, or pass strict_length=False."
-                )
-        if self.shuffle:
-            numbers = numbers[torch.randperm(len(numbers), generator=self.generator)]
-        for group in numbers.split(self.num_slices or 1):
-            yield self._slices([self._steps_of(int(number)) for number in group])
+        groups = trajectories(
+            self.dataset.bounds, self._slicing, shuffle=self.shuffle, generator=self.generator
+        )
+        return map(self._slices, groups)
 
     def _slices(self, parts: list[Tensor]) -> Any:
         """The steps of several slices, one behind the other, their last ones marked as a sample has them."""
@@ -242,14 +312,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
             for name in ("truncated", "done"):
                 batch["next", name] = batch["next", name] | ends
             return self._assemble(batch, keep_batch=False)
-
-    def _steps_of(self, episode: int) -> Tensor:
-        start, length = self.dataset.bounds[episode].tolist()
-        if self.slice_len is None or length <= self.slice_len:
-            return torch.arange(start, start + length)
-        room = length - self.slice_len + 1
-        start += int(torch.randint(room, (), generator=self.generator))
-        return torch.arange(start, start + self.slice_len)
 
     def delete(self) -> None:
         """Remove what was converted into ``root``. The dataset cannot be read afterwards.
@@ -265,77 +327,30 @@ class OpenXExperienceReplay(TensorDictReplayBuffer):
         shutil.rmtree(self.path)
 
 
-def _check(
-    streaming: bool | None,
-    download: bool | str | None,
-    shuffle: bool,
-    num_slices: int | None,
-    slice_len: int | None,
-    pad: float | bool | None,
-    replacement: bool | None,
-    sampler: Sampler | None,
-    split_trajs: bool,
-    batch_size: int | None,
-) -> None:
-    """Refuse arguments that exclude each other, or that this version does not serve."""
-    if isinstance(download, str) and download != "force":
-        raise ValueError(f"download must be a bool or 'force', got {download!r}")
-    if streaming and download:
-        raise ValueError("streaming and download exclude each other: pass one of them")
-    if num_slices is not None and slice_len is not None:
-        raise ValueError(f"num_slices={num_slices} and slice_len={slice_len} exclude each other")
-    sliced = num_slices is not None or slice_len is not None
-    if sampler is not None and sliced:
-        raise ValueError("a sampler of your own excludes num_slices and slice_len: give them to the sampler")
-    if streaming is None and not download:
-        streaming = download is None
-    if pad is not None and pad is not False and not streaming:
-        raise RuntimeError("pad fills short trajectories of a stream; pass streaming=True, or leave pad out")
-    if streaming:
-        if replacement:
-            raise RuntimeError("a stream cannot be drawn from with replacement; pass streaming=False")
-        raise NotImplementedError("this version does not stream: pass streaming=False")
-    if download is True:
-        raise NotImplementedError("this version does not download: pass the folder of a copy as source=")
-    drawn = sliced or batch_size is not None
-    if not shuffle and drawn and replacement is not False and sampler is None:
-        raise RuntimeError(
-            "shuffle=False takes each trajectory or step once, in order: pass replacement=False with it"
-        )
-    if split_trajs:
-        raise NotImplementedError("this version does not store padded trajectories; see split_trajectories")
-
-
 def _locate(
     dataset_id: str,
     source: str | os.PathLike[str] | None,
     root: str | os.PathLike[str] | None,
     split: str,
-    *,
-    force: bool,
+    download: bool | str | None,
 ) -> Path:
-    """The folder of the converted dataset, converting it first where a local origin is given."""
-    if source is not None and "://" not in os.fspath(source):
-        source = Path(source).expanduser()
-    if source is not None and is_converted(source):
-        return Path(source)
+    """The folder of the converted dataset, converting it first where an origin is given or to be found."""
+    path = None if source is None or source in ORIGINS else os.path.expanduser(os.fspath(source))
+    if path is not None and "://" not in path and is_converted(path):
+        return Path(path)
     if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
     folder = Path(root).expanduser() if root is not None else default_root()
     folder = folder / (dataset_id if split == "train" else f"{dataset_id}-{split}")
-    if source is None:
+    if path is None and (not download or (download is True and (folder / MANIFEST).is_file())):
         if not is_converted(folder):
             raise FileNotFoundError(
-                f"there is no converted dataset {dataset_id!r} in {folder.parent}: "
-                "pass source=, the folder of an RLDS dataset or of a converted one"
+                f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
+                "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
             )
         return folder
-    if not is_rlds(source):
-        raise FileNotFoundError(
-            f"{os.fspath(source)} is neither a converted dataset nor an RLDS folder "
-            "(which has a features.json and a dataset_info.json)"
-        )
-    convert(source, folder, split=split, overwrite=force)
+    place = path if path is not None else locate(source, dataset_id)
+    convert(place, folder, split=split, overwrite=download == "force", dataset_id=dataset_id)
     return folder

@@ -22,9 +22,12 @@ from replaybank.datasets.openx.files import (
     ROWS,
     Manifest,
     column_name,
+    ends_name,
+    frames_name,
     read_manifest,
     read_strings,
 )
+from replaybank.datasets.openx.stored_frames import StoredFrames
 from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE
 from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import build
@@ -66,6 +69,16 @@ class DatasetStorage(Storage):
         buffers += [self._map(column_name(number)) for number in range(len(layout.columns))]
         self._table = LeafTable(layout, (self.rows,), buffers, torch.device("cpu"))
         self._keys = [leaf.key for leaf in layout.leaves]
+        self._encoded = {
+            leaf.key: StoredFrames(
+                leaf,
+                self._map(frames_name(number)),
+                self._map(ends_name(number)),
+                self.folder,
+                bgr=leaf.key in self.manifest.bgr,
+            )
+            for number, leaf in enumerate(self.manifest.encoded)
+        }
         self._seen = [i for i, key in enumerate(self._keys) if key[0] == OBSERVATION]
         self._next_table = self._observation_table()
         self._texts = {key for key, kind in self.manifest.kinds.items() if kind == "text"}
@@ -153,12 +166,15 @@ class DatasetStorage(Storage):
 
     def leaf_keys(self) -> list[Key]:
         """Keys of the stored leaves, text included (as numbers of strings)."""
-        return list(self._keys)
+        return [*self._keys, *self._encoded]
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One stored leaf of some steps. O(steps); ends and episode numbers without touching the rows."""
+        if key in self._encoded:
+            numbers = torch.arange(*rows.indices(self.rows)) if isinstance(rows, slice) else rows
+            return self._encoded[key].read(checked(numbers, self.rows))
         if key not in self._keys:
-            raise KeyError(f"{key!r} is not in {self.manifest.name}, which has {self._keys}")
+            raise KeyError(f"{key!r} is not in {self.manifest.name}, which has {self.leaf_keys()}")
         if key not in (EPISODE, NEXT_DONE):
             return self._table.views[self._keys.index(key)][rows]
         if isinstance(rows, slice):
@@ -187,6 +203,10 @@ class DatasetStorage(Storage):
                 # Through NumPy: torch's own assignment to some rows of frames takes 60 times as long.
                 values.numpy()[ends] = NO_TEXT if self._keys[i] in self._texts else 0
                 entries[("next", *self._keys[i])] = values
+        for key, frames in self._encoded.items():
+            entries[key], after = frames.with_next(items, last)
+            if key[0] == OBSERVATION:
+                entries[("next", *key)] = after
         entries[("next", "valid")] = ~leaves[self._done]
         for name in ("done", "terminated", "truncated"):
             entries[(name,)] = torch.zeros((*lead, 1), dtype=torch.bool)

@@ -19,6 +19,7 @@ from replaybank.datasets.openx.files import (
     MANIFEST,
     METADATA,
     Manifest,
+    frames_name,
     is_converted,
     read_progress,
 )
@@ -242,21 +243,30 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
         fields=tuple(_stored_fields(manifest)),
         metadata_fields=tuple(_stored_metadata(folder)) if lengths else (),
         lengths=tuple(lengths),
-        images=tuple(
-            ImageSummary(leaf.key, "raw", leaf.shape[1], leaf.shape[2], leaf.shape[0], leaf.bytes)
-            for leaf in manifest.layout.leaves
-            if manifest.kinds.get(leaf.key) == "image"
-        ),
+        images=tuple(_stored_images(folder, manifest)),
         texts=texts,
         notes=(*notes, *_faults(manifest)),
     )
 
 
 def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:
-    for leaf in manifest.layout.leaves:
+    for leaf in manifest.leaves:
         kind = manifest.kinds.get(leaf.key, "tensor")
         dtype = "str" if kind == "text" else str(leaf.dtype).removeprefix("torch.")
         yield FieldSummary(leaf.key, kind, leaf.shape, dtype)
+
+
+def _stored_images(folder: Path, manifest: Manifest) -> Iterator[ImageSummary]:
+    for leaf in manifest.layout.leaves:
+        if manifest.kinds.get(leaf.key) == "image":
+            yield ImageSummary(leaf.key, "raw", leaf.shape[1], leaf.shape[2], leaf.shape[0], leaf.bytes)
+    for number, leaf in enumerate(manifest.encoded):
+        size = manifest.file_sizes[frames_name(number)]
+        if size and manifest.steps:
+            with (folder / frames_name(number)).open("rb") as file:
+                form = (image_format(file.read(8)) or "unknown").upper()
+            channels, height, width = leaf.shape
+            yield ImageSummary(leaf.key, form, height, width, channels, size / manifest.steps)
 
 
 def _stored_metadata(folder: Path) -> Iterator[FieldSummary]:

@@ -11,7 +11,7 @@ A frame is kept once: ``("next", "observation")`` is made when a step is read, n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -131,6 +131,40 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
     return leaves
 
 
+def select_images(leaves: Mapping[Key, Leaf], image_keys: Sequence[str | Key] | None) -> dict[Key, Leaf]:
+    """The leaves without the cameras that are not asked for.
+
+    Args:
+        leaves: those of a dataset.
+        image_keys: cameras, by path or by its last part, if that is of one camera only; None: all.
+
+    Raises:
+        ValueError: there is no such camera, or several; those there are are named.
+
+    >>> leaves = ted_leaves({("observation", "top"): FieldSpec("image", (8, 8, 3), np.dtype("uint8"))})
+    >>> ("observation", "top") in select_images(leaves, ["top"]), len(leaves) - len(select_images(leaves, []))
+    (True, 1)
+    """
+    if image_keys is None:
+        return dict(leaves)
+    if isinstance(image_keys, str):
+        raise TypeError(
+            f"image_keys is a list of cameras, got the string {image_keys!r}: give [{image_keys!r}]"
+        )
+    cameras = [key for key, leaf in leaves.items() if leaf.kind == "image"]
+    wanted = set()
+    for asked in image_keys:
+        path = asked if isinstance(asked, str) else tuple(asked)
+        found = [key for key in cameras if path in (key, key[-1], "/".join(key))]
+        if len(found) != 1:
+            raise ValueError(
+                f"image_keys: {asked!r} is {'several cameras' if found else 'no camera'} of this dataset, "
+                f"which has {['/'.join(key) for key in cameras]}"
+            )
+        wanted.add(found[0])
+    return {key: leaf for key, leaf in leaves.items() if leaf.kind != "image" or key in wanted}
+
+
 def _is_flag(spec: FieldSpec | None) -> bool:
     """Whether a field is one number a step, as the flags of RLDS are; others of their names are data."""
     return spec is not None and spec.kind == "tensor" and spec.shape in ((), (1,))
@@ -164,7 +198,7 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         DataFormatError: an array has another shape than the dataset's other episodes, naming both.
     """
     length = episode.length
-    faults: Counter[str] = Counter()
+    faults: Counter[str] = Counter(episode.faults)
     columns: dict[Key, Column] = {}
     missing = set()
     for key, leaf in leaves.items():

@@ -1,7 +1,8 @@
 """Origins of episodes: each gives shards, and the episodes in them."""
 
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Shard
+from replaybank.datasets.openx.sources.hub_tar import HubTarSource
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
 
-__all__ = ["Episode", "EpisodeSource", "FieldSpec", "RLDSSource", "RLDSWriter", "Shard"]
+__all__ = ["Episode", "EpisodeSource", "FieldSpec", "HubTarSource", "RLDSSource", "RLDSWriter", "Shard"]

@@ -57,11 +57,13 @@ class Shard:
         number: position among the shards of the split, from 0.
         path: where it is, as a path or URL.
         episodes: number of episodes declared for it, ``None`` if unknown.
+        steps: number of steps declared for it, ``None`` if unknown.
     """
 
     number: int
     path: str
     episodes: int | None
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Episode:
         where: shard path and record number, for error messages.
         metadata: values that belong to the whole episode.
         missing: keys that the dataset declares and this episode does not have; absent from ``steps``.
+        record_bytes: bytes of the record that it was read from and keeps in memory for its frames.
+        faults: what was wrong in the data and put right by the source, with how often.
     """
 
     steps: Mapping[Key, Column]
@@ -81,6 +85,13 @@ class Episode:
     where: str
     metadata: Mapping[Key, Any] = field(default_factory=dict)
     missing: frozenset[Key] = frozenset()
+    record_bytes: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+
+def kind_of(source: EpisodeSource) -> str:
+    """What an origin is: the name of its class, of the one inside where it only changes another."""
+    return str(getattr(source, "kind", type(source).__name__))
 
 
 class EpisodeSource(Protocol):

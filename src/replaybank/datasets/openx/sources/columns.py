@@ -77,7 +77,8 @@ class EpisodeDecoder:
             }
         except DataFormatError as error:
             raise type(error)(f"{self._dataset}: {where}: {error}") from error
-        return Episode(steps, length, where, metadata, frozenset(missing) if missing else _NOTHING)
+        absent = frozenset(missing) if missing else _NOTHING
+        return Episode(steps, length, where, metadata, absent, len(payload))
 
     def _steps(self, payload: bytes, rows: Rows, where: str) -> tuple[dict[Key, Column], int, list[Key]]:
         steps: dict[Key, Column] = {}

@@ -36,6 +36,18 @@ def image_format(frame: bytes | memoryview) -> Literal["jpeg", "png"] | None:
     return "png" if frame[:8] == PNG_START else None
 
 
+def frame_spec(frame: bytes, where: str) -> FieldSpec:
+    """What one frame is, by its header: its shape ``(H, W, C)`` and its dtype. O(1) for PNG and JPEG alike.
+
+    Raises:
+        DataFormatError: it is neither JPEG nor PNG, or its header is broken.
+        ImportError: the decoder is not installed.
+    """
+    head = _header(memoryview(frame), where)
+    dtype = np.dtype(np.uint16 if head.bits > 8 else np.uint8)
+    return FieldSpec("image", (head.height, head.width, head.stored_channels), dtype)
+
+
 class EncodedImages:
     """The frames of one camera over an episode, as byte ranges of the payload they came in.
 
@@ -125,6 +137,24 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
             _check(_header(frame, place), expected, dtype, place)
             raise DataFormatError(f"{place} cannot be decoded: {error}") from error
     return out
+
+
+def check_headers(frames: list[memoryview], spec: FieldSpec, where: str) -> None:
+    """Check what frames say of themselves, without decoding them. O(frames).
+
+    Args:
+        frames: JPEG or PNG each.
+        spec: their shape ``(H, W, C)`` and dtype.
+        where: named in messages, before the frame's number.
+
+    Raises:
+        DataFormatError: a frame is neither, or not of that shape and dtype.
+    """
+    height, width, channels = spec.shape
+    dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
+    for number, frame in enumerate(frames):
+        place = f"{where}: frame {number}"
+        _check(_header(frame, place), (height, width, channels), dtype, place)
 
 
 class _Header(NamedTuple):

@@ -137,7 +137,7 @@ class _Reader:
         self.number = 0
         self.offset = 0
         """Byte offset of record ``number`` in the file."""
-        self.left = _bytes_left(file)
+        self.left = bytes_left(file)
         """Bytes that the file has from ``offset`` on; None where it cannot be known."""
 
     def records(self, start: int) -> Iterator[Record]:
@@ -259,7 +259,8 @@ class _Reader:
         )
 
 
-def _bytes_left(file: BinaryReader) -> int | None:
+def bytes_left(file: BinaryReader) -> int | None:
+    """Bytes from where a file stands to its end; None where it cannot seek."""
     seekable = getattr(file, "seekable", None)
     if seekable is None or not seekable():
         return None

@@ -1,0 +1,178 @@
+"""Shards are downloaded one by one: resumed at the byte, whole or not there, gone once they were read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote
+
+from replaybank.checkpoint import fsync_directory, write_json_atomically
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
+from replaybank.datasets.openx.sources.connection import RETRY, Retry
+from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, is_http
+from replaybank.storages.capacity import human
+
+try:
+    import fcntl
+except ImportError:  # no file locks on this system: two downloads of one file must then not meet
+    fcntl = None  # type: ignore[assignment]
+
+WRITTEN = 1 << 18
+"""Bytes that are written at a time: as many are lost when a download is killed."""
+PART = ".part"
+"""Behind the name of a file that is not whole yet."""
+NOTE = ".part.json"
+"""Behind the name of what says which file the part is of."""
+
+
+def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) -> Path:
+    """Download a file. It gets its name only when it is whole; one that is there already is left as it is.
+
+    Interrupted at any instant, the same call goes on at the byte where it stopped, unless the file behind the
+    URL has changed: then it begins anew. Of two at once, in threads or processes, the second waits.
+
+    Args:
+        url: http or https.
+        dest: the file to make.
+        retry: how long to go on trying.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        FileNotFoundError: the server has no such file.
+        PermissionError: the server does not give it.
+        ConnectionError: the server cannot be reached, or broke off too often.
+        OSError: with ``errno.ENOSPC``: the disk has no room for it.
+    """
+    target = Path(dest)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(target) as part:
+        if part is None:
+            return target
+        try:
+            _fetch(url, target, part, retry)
+        except ChangedError:
+            part.truncate(0)
+            _fetch(url, target, part, retry)
+        part.flush()
+        os.fsync(part.fileno())
+        os.replace(_beside(target, PART), target)
+        fsync_directory(target.parent)
+        _beside(target, NOTE).unlink(missing_ok=True)
+    return target
+
+
+def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry) -> None:
+    note = _beside(target, NOTE)
+    have = part.seek(0, os.SEEK_END)
+    size, tag = _noted(note, url)
+    if size is None or have > size:
+        have, size, tag = 0, None, None
+        part.truncate(0)
+    part.seek(have)
+    with HttpFile(url, retry) as source:
+        if have:
+            source.expect(have, size, tag)
+        source.connect()
+        write_json_atomically(note, {"url": url, "size": source.size, "tag": source.tag})
+        if source.size is not None:
+            free = shutil.disk_usage(target.parent).free
+            if source.size - have > free:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"{url} takes {human(source.size - have)}, and {human(free)} are free there",
+                    os.fspath(target.parent),
+                )
+        while piece := source.read1(WRITTEN):
+            part.write(piece)
+
+
+def _noted(note: Path, url: str) -> tuple[int | None, str | None]:
+    """Size and tag of the file that a part is of; nothing where that is another one, or nobody knows."""
+    try:
+        found: Any = json.loads(note.read_bytes())
+        size, tag = found["size"], found["tag"]
+        good = found["url"] == url and type(size) is int and (tag is None or type(tag) is str)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
+    return (size, tag) if good else (None, None)
+
+
+def _beside(target: Path, suffix: str) -> Path:
+    return target.with_name(target.name + suffix)
+
+
+@contextlib.contextmanager
+def _claimed(target: Path) -> Iterator[IO[bytes] | None]:
+    """The part of a file, nobody else writing to it; None if the whole file is there."""
+    while True:
+        if target.is_file():
+            yield None
+            return
+        path = _beside(target, PART)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as part:
+            if fcntl is not None:
+                fcntl.flock(part, fcntl.LOCK_EX)
+                # Whoever held it may have finished in between: then this is the whole file.
+                try:
+                    if not os.path.samestat(os.fstat(part.fileno()), os.stat(path)):
+                        continue
+                except FileNotFoundError:
+                    continue
+            yield part
+            return
+
+
+class DownloadedSource:
+    """A source whose shards are fetched over HTTP, each when it is read, and removed once it was read.
+
+    So that no more of the raw files is on the disk than is worked on; what is behind other URLs or on this
+    machine is read where it is. As thread-safe and picklable as the source.
+
+    Args:
+        source: the episodes.
+        folder: for the shards; made when it is needed.
+    """
+
+    def __init__(self, source: EpisodeSource, folder: str | os.PathLike[str]) -> None:
+        self.source = source
+        self.folder = Path(folder)
+        self.name: str = source.name
+        self.fields: Mapping[Key, FieldSpec] = source.fields
+        self.kind: str = kind_of(source)
+        self.corrections: Any = getattr(source, "corrections", None)
+        self.version: str = getattr(source, "version", "")
+        self.split: str = getattr(source, "split", "train")
+
+    def shards(self) -> Sequence[Shard]:
+        """The shards of the source, where they are published."""
+        return self.source.shards()
+
+    def episodes(self, shard: Shard, start: int = 0) -> Iterator[Episode]:
+        """Episodes of one shard, from record ``start`` on; the shard is downloaded first.
+
+        Raises:
+            OSError: it cannot be downloaded; and whatever the source raises.
+        """
+        if not is_http(shard.path):
+            yield from self.source.episodes(shard, start)
+            return
+        name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
+        path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"))
+        yield from self.source.episodes(replace(shard, path=str(path)), start)
+        path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove what is left of the downloads."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source!r}, {str(self.folder)!r})"

@@ -1,0 +1,139 @@
+"""Opens a dataset of robot episodes, whatever form it is in and wherever it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of
+from replaybank.datasets.openx.corrections import corrected
+from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.sources.base import EpisodeSource
+from replaybank.datasets.openx.sources.files import is_url
+from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
+from replaybank.datasets.openx.sources.origins import ORIGINS, public_url, url_of
+from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+
+
+class Form(NamedTuple):
+    """A form in which datasets are published.
+
+    Args:
+        name: as people call it.
+        sign: what is found in a folder of that form.
+        matches: whether a path or URL, for a dataset's id, holds one.
+        open: makes the source of a path, split and id; the flag allows missing shards.
+    """
+
+    name: str
+    sign: str
+    matches: Callable[[str, str | None], bool]
+    open: Callable[[str, str, str | None, bool], EpisodeSource]
+
+
+FORMS: Final = (
+    Form(
+        "RLDS",
+        "dataset_info.json",
+        lambda path, _: is_rlds(path),
+        lambda path, split, _, missing: RLDSSource(path, split, allow_missing_shards=missing),
+    ),
+    Form(
+        "tar shards",
+        "<id>_00000.tar",
+        lambda path, name: is_hub_tar(path, name) or (name is not None and is_hub_tar(path)),
+        lambda path, split, name, missing: HubTarSource(
+            path,
+            split,
+            dataset_id=name if is_hub_tar(path, name) else None,
+            allow_missing_shards=missing,
+        ),
+    ),
+)
+"""In the order in which they are looked for."""
+
+
+def open_source(
+    source: str | os.PathLike[str] | None = None,
+    dataset_id: str | None = None,
+    split: str = "train",
+    *,
+    allow_missing_shards: bool = False,
+    bgr: Sequence[str] | None = None,
+    last_step: LastStep | None = None,
+) -> EpisodeSource:
+    """The episodes of a dataset, given by its place or by its name, with its known faults put right.
+
+    Args:
+        source: a path or URL; ``"rlds"`` or ``"hub"``: where ``dataset_id`` is published in that form;
+            ``None``: where the catalog says that it is best taken from. An id of the catalog alone means
+            the same.
+        dataset_id: id in the catalog, which says what is to be put right; by default the dataset's own name.
+        split: which split.
+        allow_missing_shards: read the shards that are there when others are missing.
+        bgr: cameras whose frames have blue first; by default those that the catalog names.
+        last_step: ``"keep"`` or ``"drop"`` the last step of each episode; by default what the catalog says.
+
+    Raises:
+        ValueError: there is no such dataset (the nearest names are given), split or camera; or the path holds
+            a converted dataset.
+        FileNotFoundError: there is nothing that can be read at that place, or shards are missing.
+        ConnectionError: the server cannot be reached.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> open_source(write_arm_dataset(folder.name + "/arm", episodes=1)).name
+        'two_link_arm'
+        >>> folder.cleanup()
+    """
+    path = locate(source, dataset_id)
+    for form in FORMS:
+        if form.matches(path, dataset_id):
+            found = form.open(path, split, dataset_id, allow_missing_shards)
+            known = dataset_id if dataset_id in datasets() else None
+            return corrected(found, known, bgr=bgr, last_step=last_step)
+    if is_converted(path):
+        raise ValueError(f"{path} is a converted dataset already; it can be used as it is")
+    raise FileNotFoundError(_nothing_at(path))
+
+
+def locate(source: str | os.PathLike[str] | None, dataset_id: str | None = None) -> str:
+    """The path or URL of a dataset, given as for :func:`open_source`.
+
+    Raises:
+        ValueError: there is no such dataset, or not in that form.
+    """
+    if source is None or (isinstance(source, str) and source in ORIGINS and not Path(source).exists()):
+        if dataset_id is None:
+            raise ValueError("a dataset is given by source=, its path or URL, or by dataset_id=")
+        facts = facts_of(dataset_id)
+        return url_of(facts, facts.origin if source is None else source)
+    path = os.fspath(source)
+    if is_url(path):
+        return public_url(path)
+    if is_name(path):
+        return locate(None, path)
+    return os.path.expanduser(path)
+
+
+def is_name(source: str | os.PathLike[str]) -> bool:
+    """Whether what was given is an id of the catalog, and not a path of this machine."""
+    path = os.fspath(source)
+    return path in datasets() and not Path(path).exists()
+
+
+def _nothing_at(path: str) -> str:
+    if not is_url(path) and not Path(path).exists():
+        near = ""
+        if not os.path.dirname(path):  # it may have been meant as a name
+            try:
+                facts_of(path)
+            except ValueError as error:
+                near = f", and {error}"
+        return f"{path}: there is no such file or folder{near}"
+    forms = ", ".join(f"{form.name} ({form.sign})" for form in FORMS)
+    return f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}"

@@ -1,0 +1,199 @@
+"""Datasets by their names, from servers laid out like the bucket and like the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from http_server import WebServer, serving
+from hub_shards import write_hub
+from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.files import read_manifest
+from replaybank.datasets.openx.replay import OpenXExperienceReplay
+from replaybank.datasets.openx.sources import connection
+from replaybank.datasets.openx.sources.base import FieldSpec, Key
+from replaybank.datasets.openx.sources.download import DownloadedSource
+from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
+from replaybank.datasets.openx.sources.open import open_source
+from replaybank.datasets.openx.sources.origins import HUB_VARIABLE, RLDS_VARIABLE
+from replaybank.datasets.openx.sources.rlds import RLDSSource
+from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
+from replaybank.errors import DataFormatError
+
+NAME = "nyu_rot_dataset_converted_externally_to_rlds"
+FIELDS: dict[Key, FieldSpec] = {
+    ("observation", "image"): FieldSpec("image", (16, 16, 3), np.dtype("uint8")),
+    ("action",): FieldSpec("tensor", (2,), np.dtype("float32")),
+}
+WRITTEN = (4, 3, 5, 2)
+LENGTHS = (4, 5, 3, 2)
+"""In the order of the shards."""
+
+
+def write_rlds(folder: Path, shards: int = 2) -> Path:
+    with RLDSWriter(folder, NAME, version="0.1.0", fields=FIELDS, shards=shards) as writer:
+        for number, length in enumerate(WRITTEN):
+            writer.write(
+                {
+                    ("observation", "image"): np.full((length, 16, 16, 3), 40 * number, np.uint8),
+                    ("action",): np.full((length, 2), number, np.float32),
+                }
+            )
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    served = tmp_path / "served"
+    write_rlds(served / "robotics" / NAME / "0.1.0")
+    write_hub(served / "datasets/jxu124/OpenX-Embodiment/resolve/main" / NAME, NAME)
+    monkeypatch.setattr(connection, "pause", lambda seconds: None)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(served) as running:
+        monkeypatch.setenv(RLDS_VARIABLE, f"{running.url}/robotics/")
+        monkeypatch.setenv(HUB_VARIABLE, running.url)
+        yield running
+
+
+def stored(root: Path, **arguments: Any) -> OpenXExperienceReplay:
+    return OpenXExperienceReplay(NAME, root=root, **arguments)
+
+
+def test_a_dataset_is_downloaded_by_its_name(server: WebServer, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    replay = stored(root, download=True)
+    assert [len(replay.episode(n)) for n in range(4)] == list(LENGTHS)
+    assert replay.episode(1)["action"].unique().tolist() == [2.0]
+    assert {path.name for path in root.iterdir()} == {NAME}  # the raw shards are gone
+    direct = convert(RLDSSource(tmp_path / "served/robotics" / NAME / "0.1.0"), tmp_path / "direct")
+    assert replay.dataset.manifest == direct
+    for file in (tmp_path / "direct").iterdir():
+        assert (root / NAME / file.name).read_bytes() == file.read_bytes()
+
+
+def test_what_is_there_is_not_downloaded_again_unless_forced(server: WebServer, tmp_path: Path) -> None:
+    stored(tmp_path / "root", download=True)
+    asked = len(server.log)
+    stored(tmp_path / "root", download=True)
+    stored(tmp_path / "root", streaming=False)
+    stored(tmp_path / "root", streaming=False, source="hub")
+    assert len(server.log) == asked
+    stored(tmp_path / "root", download="force")
+    assert len(server.log) > asked
+
+
+def test_the_hub_is_asked_until_a_number_is_not_there(server: WebServer, tmp_path: Path) -> None:
+    replay = stored(tmp_path / "root", download=True, source="hub")
+    assert replay.dataset.manifest.origin["kind"] == "HubTarSource"
+    assert [len(replay.episode(n)) for n in range(3)] == [4, 3, 5]
+    shard = f"/datasets/jxu124/OpenX-Embodiment/resolve/main/{NAME}/{NAME}_0000"
+    assert {path for path, _ in server.log} >= {f"{shard}{n}.tar" for n in range(3)}
+    assert not any(path.startswith(f"{shard}3") for path, _ in server.log)
+
+
+def test_nothing_is_fetched_that_was_not_asked_for(server: WebServer, tmp_path: Path) -> None:
+    for source in (None, "rlds", "hub"):
+        with pytest.raises(FileNotFoundError, match="pass download=True"):
+            stored(tmp_path / "root", streaming=False, source=source)
+    assert server.log == []
+
+
+@pytest.mark.parametrize("origin", ["rlds", "hub"])
+def test_a_network_that_drops_stalls_and_refuses_changes_nothing(
+    server: WebServer, tmp_path: Path, origin: str
+) -> None:
+    convert(origin, tmp_path / "calm", dataset_id=NAME)
+    server.faults.drop, server.faults.drop_after = 4, 700
+    server.faults.end_early = 2
+    server.faults.busy = 2
+    server.faults.delay = 0.001
+    convert(origin, tmp_path / "stormy", dataset_id=NAME)
+    for file in (tmp_path / "calm").iterdir():
+        assert (tmp_path / "stormy" / file.name).read_bytes() == file.read_bytes()
+    assert not (tmp_path / "stormy.download").exists()
+
+
+def test_c82_a_download_that_was_given_up_is_never_taken_for_complete_and_goes_on(
+    server: WebServer, tmp_path: Path
+) -> None:
+    server.faults.stuck = "-00001-of-00002"
+    root = tmp_path / "root"
+    with pytest.raises(ConnectionError, match=f"{server.url}/.*-00001-of-00002: the server answers 503"):
+        stored(root, download=True)
+    with pytest.raises(DataFormatError, match=r"was not finished \(1 of 2 shards"):
+        stored(root, streaming=False)
+    server.faults.stuck = None
+    asked = len(server.log)
+    assert stored(root, download=True).num_episodes == 4
+    fetched = [path for path, wanted in server.log[asked:] if wanted != "bytes=0-0"]
+    assert not any(path.endswith("-00000-of-00002") for path in fetched)  # it was done
+    convert(NAME, tmp_path / "whole")
+    for file in (tmp_path / "whole").iterdir():
+        assert (root / NAME / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_shard_whose_conversion_was_interrupted_is_not_fetched_again(
+    server: WebServer, tmp_path: Path
+) -> None:
+    class Killed(RLDSSource):
+        def episodes(self, shard: Any, start: int = 0) -> Any:
+            for number, episode in enumerate(super().episodes(shard, start)):
+                if number == 1:
+                    raise KeyboardInterrupt
+                yield episode
+
+    folder = tmp_path / "out.download"
+    killed = DownloadedSource(Killed(f"{server.url}/robotics/{NAME}/0.1.0"), folder)
+    killed.kind = "RLDSSource"
+    with pytest.raises(KeyboardInterrupt):
+        convert(killed, tmp_path / "out")
+    assert [path.name for path in folder.iterdir()] == [f"{NAME}-train.tfrecord-00000-of-00002"]
+    asked = len(server.log)
+    convert(NAME, tmp_path / "out")
+    paths = [path for path, wanted in server.log[asked:] if wanted != "bytes=0-0"]
+    assert not any(path.endswith("00000-of-00002") for path in paths)
+    assert not folder.exists()
+    assert read_manifest(tmp_path / "out").episodes == 4
+
+
+def test_urls_of_datasets_are_read_where_they_are(server: WebServer) -> None:
+    rlds = open_source(f"{server.url}/robotics/{NAME}/0.1.0")
+    assert isinstance(rlds, RLDSSource)
+    assert [episode.length for shard in rlds.shards() for episode in rlds.episodes(shard)] == list(LENGTHS)
+    hub = f"{server.url}/datasets/jxu124/OpenX-Embodiment/resolve/main/{NAME}"
+    for url, count, steps in ((hub, 2, 12), (f"{hub}/{NAME}_00001.tar", 1, 5)):
+        source = open_source(url)
+        assert isinstance(source, HubTarSource)
+        assert (source.name, len(source.shards())) == (NAME, count)
+        assert sum(e.length for shard in source.shards() for e in source.episodes(shard)) == steps
+    assert isinstance(open_source("gs://gresearch/robotics/" + NAME + "/0.1.0"), RLDSSource)
+    assert not is_hub_tar(f"{server.url}/robotics")
+
+
+def test_names_that_are_none_are_errors_that_help(server: WebServer, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no .* dataset 'nyu_rot'; did you mean nyu_rot_data"):
+        OpenXExperienceReplay("nyu_rot", root=tmp_path, download=True)
+    with pytest.raises(ValueError, match="no LeRobot copy of bridge"):
+        open_source("lerobot", "bridge")
+    with pytest.raises(FileNotFoundError, match=r"brigde: there is no such file .* did you mean bridge"):
+        open_source("brigde")
+    with pytest.raises(ValueError, match="given by source="):
+        open_source()
+    with pytest.raises(FileNotFoundError, match=r"neither a converted .* nor one of RLDS .*, tar shards"):
+        open_source(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"{server.url}/nothing: it is neither"):
+        open_source(f"{server.url}/nothing")
+    with pytest.raises(ValueError, match="no split 'val'"):
+        open_source(NAME, split="val")
+
+
+def test_without_a_network_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(connection, "pause", lambda seconds: None)
+    monkeypatch.setenv(RLDS_VARIABLE, "http://bucket.invalid/robotics")
+    with pytest.raises(ConnectionError, match=r"http://bucket\.invalid/robotics/bridge/0\.1\.0/.*a network"):
+        OpenXExperienceReplay("bridge", root=tmp_path, download=True)
+    assert not (tmp_path / "bridge").exists()
