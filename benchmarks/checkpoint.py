@@ -174,10 +174,12 @@ class Torchrl(Saver):
         except ImportError as error:
             raise Skipped(str(error)) from None
         super().__init__(size)
+        try:
+            sampler = data.PrioritizedSampler(size, alpha=0.6, beta=0.4)
+        except RuntimeError as error:  # its compiled part is built for another torch
+            raise Skipped(str(error)) from None
         self.buffer = data.TensorDictReplayBuffer(
-            storage=data.LazyTensorStorage(size),
-            sampler=data.PrioritizedSampler(size, alpha=0.6, beta=0.4),
-            batch_size=32,
+            storage=data.LazyTensorStorage(size), sampler=sampler, batch_size=32
         )
         self.buffer.extend(steps(size))
         self.some = steps(int(size * CHANGED))
