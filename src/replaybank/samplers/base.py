@@ -92,12 +92,19 @@ class Sampler(Stateful):
     Attributes:
         generator: where every random draw comes from; ``None``: torch's global generator. The buffer hands
             it down; it is not part of the state.
-        guarded: whether a lock between processes is held whenever the sampler is used; a buffer that is
-            shared sets it.
     """
 
     generator: torch.Generator | None = None
-    guarded: bool = False
+    _guarded = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a lock between processes is held whenever this is used; a shared buffer sets it."""
+        return self._guarded
+
+    @guarded.setter
+    def guarded(self, value: bool) -> None:
+        self._guarded = value
 
     @abstractmethod
     def sample(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:
