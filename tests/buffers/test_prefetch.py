@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from tensordict import TensorDict
 from buffers.doubles import InOrder
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.samplers.prioritized import PrioritizedSampler
+from replaybank.samplers.random import RandomSampler
+from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
 
@@ -360,3 +364,81 @@ def test_closing_hands_a_batch_to_whoever_waits_for_one() -> None:
         thread.join(20)
         assert not thread.is_alive()
     assert got == [4] * 4
+
+
+# --- without a generator of its own -------------------------------------------------------------------------
+
+
+def _global(prefetch: int | None, sampler: Callable[[], Any]) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=sampler(), batch_size=7, prefetch=prefetch
+    )
+    buffer.extend(TensorDict({"n": torch.arange(50)}, batch_size=50))
+    return buffer
+
+
+def settle(buffer: TensorDictReplayBuffer) -> None:
+    """Wait until as much has been drawn ahead as will be."""
+    ahead = buffer._prefetcher
+    assert ahead is not None
+    with ahead._changed:
+        ahead._changed.wait_for(lambda: not ahead._may_draw())
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(50, 0.7, 0.5)]
+)
+def test_the_global_seed_gives_the_same_batches_with_and_without_prefetching(sampler: Any) -> None:
+    """And leaves the global generator where it would be, so that what is drawn afterwards is the same."""
+    found = []
+    for prefetch in (None, 1, 4):
+        torch.manual_seed(3)
+        buffer = _global(prefetch, sampler)
+        batches = [buffer.sample()["n"].tolist() for _ in range(25)]
+        found.append((batches, torch.rand(3).tolist()))
+        buffer.close()
+    assert found[0] == found[1] == found[2]
+
+
+def test_where_others_draw_between_batches_a_run_is_repeated_by_its_seed() -> None:
+    """However far the thread had come each time."""
+
+    def run(settled: bool) -> list[Any]:
+        torch.manual_seed(11)
+        buffer = _global(3, RandomSampler)
+        out: list[Any] = []
+        for step in range(40):
+            out.append(buffer.sample()["n"].tolist())
+            if step >= 5:
+                out.append(torch.rand(2).tolist())
+            if settled:
+                settle(buffer)
+        buffer.close()
+        return out
+
+    first = run(True)
+    assert all(run(settled) == first for settled in (False, True, False, False))
+
+
+def test_an_emptied_buffer_follows_the_global_generator_again() -> None:
+    found = []
+    for prefetch in (None, 3):
+        buffer = _global(prefetch, RandomSampler)
+        buffer.sample()
+        torch.rand(5)
+        buffer.sample()
+        buffer.empty()
+        buffer.extend(TensorDict({"n": torch.arange(20)}, batch_size=20))
+        torch.manual_seed(4)
+        found.append([buffer.sample()["n"].tolist() for _ in range(10)])
+        buffer.close()
+    assert found[0] == found[1]
+
+
+def test_the_thread_leaves_the_global_generator_alone() -> None:
+    buffer = _global(5, RandomSampler)
+    buffer.sample()
+    state = torch.get_rng_state()
+    settle(buffer)
+    assert torch.equal(state, torch.get_rng_state())
+    buffer.close()
