@@ -263,8 +263,8 @@ def _find(path: str, dataset_id: str | None, *, allow_missing: bool) -> list[str
             shown = ", ".join(shard_name(name, n) for n in absent[:8])
             raise FileNotFoundError(
                 f"{path}: {len(absent)} of at least {max(numbered) + 1} shards are missing: {shown}"
-                f"{' and more' if len(absent) > 8 else ''}; pass {ALLOW_MISSING} to read the {len(numbered)} that "
-                "are there"
+                f"{' and more' if len(absent) > 8 else ''}; pass {ALLOW_MISSING} to read the "
+                f"{len(numbered)} that are there"
             )
         return [numbered[number] for number in sorted(numbered)]
     return []
