@@ -5,6 +5,10 @@ A checkpoint is a directory::
     CURRENT              which saves are complete, newest first; replaced in one step, last of all
     state-00000007/      one save: manifest.json, and one file of raw little-endian bytes a tensor
 
+Tensors that change a few rows at a time have several files (:mod:`replaybank.checkpoint_rows`): a save writes
+the rows that have changed since the one before it, and shares the other files with it, as hard links. Every
+folder of a save is complete by itself, and no file is changed once it is written.
+
 Reading runs no code from the files: they hold JSON and raw bytes only, and every size is compared
 with the file it describes before memory is taken for it.
 """
@@ -25,9 +29,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
-from torch import Tensor
-
-from replaybank.checkpoint_state import SaveEntry, encode, fsync_directory, read_state, write_state
+from replaybank.checkpoint_files import fsync_directory
+from replaybank.checkpoint_rows import Rows, StoredRows
+from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
 
 try:
@@ -35,7 +39,17 @@ try:
 except ImportError:  # no file locks on this system: two savers of one path must then not meet
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Stateful", "StrPath", "fsync_directory", "load", "save", "write_json_atomically"]
+__all__ = [
+    "Rows",
+    "Stateful",
+    "StoredRows",
+    "StrPath",
+    "fsync_directory",
+    "load",
+    "opened",
+    "save",
+    "write_json_atomically",
+]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -55,7 +69,8 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
     Args:
         path: directory; made if missing. Files in it that are not a checkpoint's are left alone.
         state: nested dicts with string keys, lists, tuples and TensorDicts of tensors, int, float, bool, str
-            and None.
+            and None. Of :class:`Rows`, tensors that know what has changed, only that is written if the newest
+            save at ``path`` holds the rest.
         keep: number of earlier saves that stay readable (see ``load(back=)``).
         allow_pickle: pickle what is none of these; such a state loads only with ``allow_pickle`` again.
 
@@ -65,7 +80,7 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
         ValueError: ``keep`` is negative.
 
     Complexity:
-        O(bytes); bound by the disk.
+        O(bytes written); bound by the disk.
 
     Example:
         >>> import tempfile, torch
@@ -80,7 +95,7 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
     if keep < 0:
         raise ValueError(f"keep={keep}: give the number of earlier saves to keep, 0 or more.")
     _refuse_big_endian()
-    tensors: list[tuple[str, Tensor]] = []
+    tensors: list[tuple[str, Saved]] = []
     tree = encode(state, "state", tensors, allow_pickle)
     root = Path(path)
     root.mkdir(parents=True, exist_ok=True)
@@ -93,7 +108,9 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
         folder = root / f"state-{number:08d}"
         folder.mkdir()
         try:
-            entry = write_state(folder, tree, tensors)
+            some_know = any(isinstance(tensor, Rows) for _, tensor in tensors)
+            earlier = Earlier.of(root / complete[0].folder, complete[0]) if some_know and complete else None
+            entry = write_state(folder, tree, tensors, earlier)
             fsync_directory(root)
             kept = [entry, *complete[:keep]]
             lines = "".join(f"{save.folder} {save.size} {save.crc32:08x}\n" for save in kept)
@@ -126,6 +143,33 @@ def load(path: StrPath, *, back: int = 0, allow_pickle: bool = False) -> dict[st
         DataFormatError: a file is missing, damaged, cut short or hostile, or holds a pickle that is not
             allowed; the message names it.
     """
+    with opened(path, back=back, allow_pickle=allow_pickle, stored=False) as state:
+        return state
+
+
+@contextlib.contextmanager
+def opened(
+    path: StrPath, *, back: int = 0, allow_pickle: bool = False, stored: bool = True
+) -> Iterator[dict[str, Any]]:
+    """As :func:`load`, with what was saved of :class:`Rows` as :class:`StoredRows`, read when asked for.
+
+    Checksums are compared beforehand. The state is good within the ``with`` block, where savers to ``path``
+    wait.
+
+    Args:
+        path: as for :func:`load`, with what it raises.
+        back: likewise.
+        allow_pickle: likewise.
+        stored: False: read all at once.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(folder, {"x": Rows(torch.arange(4), "h", "x", (0,), lambda mark: None)})
+        ...     with opened(folder) as state:
+        ...         state["x"][1:3]
+        tensor([1, 2])
+    """
     _refuse_big_endian()
     root = Path(path)
     if not (root / POINTER).is_file():
@@ -141,9 +185,9 @@ def load(path: StrPath, *, back: int = 0, allow_pickle: bool = False) -> dict[st
             warnings.warn(
                 f"{root / unfinished[-1]} was begun and not finished; the last complete state, "
                 f"{complete[back].folder}, is loaded.",
-                stacklevel=2,
+                stacklevel=4,
             )
-        return read_state(root / complete[back].folder, complete[back], allow_pickle)
+        yield read_state(root / complete[back].folder, complete[back], allow_pickle, stored=stored)
 
 
 class Stateful(ABC):
@@ -160,13 +204,23 @@ class Stateful(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state that :meth:`state_dict` gave; ``state_dict`` itself is not changed."""
 
+    def state_to_save(self) -> dict[str, Any]:
+        """The state to be saved at once, before anything changes: it may hold views, and :class:`Rows`."""
+        return self.state_dict()
+
+    @property
+    def takes_stored_rows(self) -> bool:
+        """Whether :meth:`load_state_dict` takes :class:`StoredRows` in place of tensors."""
+        return False
+
     def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
         """Save the state into the directory ``path``, atomically (see :func:`save`)."""
-        save(path, self.state_dict(), keep=keep, allow_pickle=allow_pickle)
+        save(path, self.state_to_save(), keep=keep, allow_pickle=allow_pickle)
 
     def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """Take over the state that :meth:`dumps` left in ``path`` (see :func:`load`)."""
-        self.load_state_dict(load(path, allow_pickle=allow_pickle))
+        with opened(path, allow_pickle=allow_pickle, stored=self.takes_stored_rows) as state:
+            self.load_state_dict(state)
 
 
 def write_json_atomically(path: StrPath, obj: Any) -> None:

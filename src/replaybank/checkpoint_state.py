@@ -6,34 +6,39 @@ import json
 import math
 import os
 import pickle
-import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from torch import Tensor
 
+from replaybank.checkpoint_files import (
+    DTYPES,
+    MAX_DIMS,
+    blocks_of,
+    bytes_of,
+    fsync_directory,
+    is_size,
+    no_bools,
+    read_into,
+    regular_file,
+    write_blocks,
+)
+from replaybank.checkpoint_rows import Rows, StoredRows, read_pieces, write_rows
 from replaybank.errors import DataFormatError
 
-FORMAT_VERSION = 1
+WHOLE, IN_PIECES = 1, 2
+"""Versions of the format: every tensor in one file, or some in pieces (see ``checkpoint_rows``)."""
 MANIFEST = "manifest.json"
 
-_CHUNK = 1 << 24  # bytes read, written and summed at a time: large beside a system call, small beside RAM
-_MAX_DIMS = 64  # torch's own limit on the dimensions of a tensor that its iterators accept
-
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-        *(torch.float8_e4m3fn, torch.float8_e5m2),
-    )
-}
+Saved: TypeAlias = "Tensor | Rows"
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -45,30 +50,19 @@ class SaveEntry:
     crc32: int
 
 
-def fsync_directory(path: str | os.PathLike[str]) -> None:
-    """Have the names in a directory on the disk: without it, a file made or renamed may be lost."""
-    if os.name == "nt":  # a directory cannot be opened there; renames are journalled
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def encode(value: Any, where: str, tensors: list[tuple[str, Tensor]], pickled: bool) -> Any:
+def encode(value: Any, where: str, tensors: list[tuple[str, Saved]], pickled: bool) -> Any:
     """JSON for a value: objects have one key, which says what they stand for; tensors are put aside."""
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, Tensor):
-        plain = value.detach()
+    if isinstance(value, (Tensor, Rows)):
+        plain = (value if isinstance(value, Tensor) else value.tensor).detach()
         name = str(plain.dtype).removeprefix("torch.")
-        if name not in _DTYPES or plain.layout != torch.strided or plain.is_nested or plain.is_meta:
+        if name not in DTYPES or plain.layout != torch.strided or plain.is_nested or plain.is_meta:
             raise TypeError(
                 f"{where}: a tensor of dtype {plain.dtype}, layout {plain.layout} on {plain.device} cannot "
-                f"be saved; dense tensors of {', '.join(_DTYPES)} can."
+                f"be saved; dense tensors of {', '.join(DTYPES)} can."
             )
-        tensors.append((where, plain))
+        tensors.append((where, value if isinstance(value, Rows) and plain.numel() else plain))
         return {"tensor": len(tensors) - 1}
     if isinstance(value, int):
         return int(value)
@@ -106,22 +100,23 @@ def encode(value: Any, where: str, tensors: list[tuple[str, Tensor]], pickled: b
     )
 
 
-def write_state(folder: Path, tree: Any, tensors: list[tuple[str, Tensor]]) -> SaveEntry:
-    entries = []
-    for number, (name, tensor) in enumerate(tensors):
-        file = f"{number}.bin"
-        size, checksum = _write_tensor(folder / file, tensor)
-        entries.append(
-            {
-                "file": file,
-                "name": name,
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": list(tensor.shape),
-                "bytes": size,
-                "crc32": checksum,
-            }
-        )
-    manifest = {"format": "replaybank-state", "version": FORMAT_VERSION, "tensors": entries, "state": tree}
+def write_state(
+    folder: Path, tree: Any, tensors: list[tuple[str, Saved]], earlier: Earlier | None = None
+) -> SaveEntry:
+    """Write a save into an empty folder, with all of it on the disk at the end.
+
+    Args:
+        folder: the folder.
+        tree: from :func:`encode`.
+        tensors: from :func:`encode`.
+        earlier: a save on the same file system, of which files that have not changed are taken.
+    """
+    entries = _in_parallel(
+        lambda job: _write_tensor(folder, *job, earlier or Earlier({})),
+        [(number, name, tensor) for number, (name, tensor) in enumerate(tensors)],
+    )
+    version = IN_PIECES if any("pieces" in entry for entry in entries) else WHOLE
+    manifest = {"format": "replaybank-state", "version": version, "tensors": entries, "state": tree}
     content = json.dumps(manifest, allow_nan=False).encode()
     with open(folder / MANIFEST, "xb") as out:
         out.write(content)
@@ -130,45 +125,89 @@ def write_state(folder: Path, tree: Any, tensors: list[tuple[str, Tensor]]) -> S
     return SaveEntry(folder.name, len(content), zlib.crc32(content))
 
 
-def _write_tensor(path: Path, tensor: Tensor) -> tuple[int, int]:
-    size, checksum = 0, 0
-    with open(path, "xb", buffering=0) as out:
-        for block in _blocks(tensor):
-            content = _bytes_of(block)
-            while content:
-                piece = bytes(content[:_CHUNK])  # a copy: summed and written bytes are then the same ones
-                checksum = zlib.crc32(piece, checksum)
-                written = 0
-                while written < len(piece):
-                    written += out.write(piece[written:])
-                size += len(piece)
-                content = content[_CHUNK:]
-        os.fsync(out.fileno())
-    return size, checksum
+def _write_tensor(folder: Path, number: int, name: str, saved: Saved, earlier: Earlier) -> dict[str, Any]:
+    tensor = saved.tensor if isinstance(saved, Rows) else saved
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    entry = {"name": name, "dtype": dtype, "shape": list(tensor.shape)}
+    if isinstance(saved, Rows):
+        known, stored = earlier.tensors.get((saved.history, saved.key), (None, None))
+        history, pieces = write_rows(saved, known, stored, _namer(folder, number))
+        return {**entry, "rows": history, "pieces": [piece.to_json() for piece in pieces]}
+    size, checksum = write_blocks(folder / f"{number}.bin", blocks_of(tensor))
+    return {"file": f"{number}.bin", **entry, "bytes": size, "crc32": checksum}
 
 
-def _blocks(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor in contiguous CPU pieces along its first dimension, so that a strided one is not doubled."""
-    if tensor.numel() == 0:
-        return
-    if tensor.dim() == 0 or (tensor.is_contiguous() and tensor.device.type == "cpu"):
-        yield tensor.resolve_conj().resolve_neg().cpu().contiguous()
-        return
-    rows = max(1, _CHUNK // max(1, tensor[0].numel() * tensor.element_size()))
-    for start in range(0, tensor.shape[0], rows):
-        yield tensor[start : start + rows].resolve_conj().resolve_neg().cpu().contiguous()
+def _namer(folder: Path, number: int) -> Callable[[int], Path]:
+    return lambda piece: folder / f"{number}.{piece}.bin"
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of at least one element."""
-    # A contiguous tensor may have any stride along a dimension of size 1; a view as bytes wants it to be 1.
-    array: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-    return memoryview(array)
+def _in_parallel(work: Callable[[A], B], jobs: Sequence[A]) -> list[B]:
+    """Reading, writing and checksums let other threads run: two files take about half the time."""
+    if len(jobs) < 2:
+        return [work(job) for job in jobs]
+    with ThreadPoolExecutor(min(_WORKERS, len(jobs)), thread_name_prefix="replaybank-checkpoint") as pool:
+        return list(pool.map(work, jobs))
 
 
-def read_state(folder: Path, expected: SaveEntry, allow_pickle: bool) -> dict[str, Any]:
+_WORKERS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The tensors of an earlier save that are in pieces, by history and key: what was said of it, and it."""
+
+    tensors: Mapping[tuple[str, str], tuple[Mapping[str, Any], StoredRows]]
+
+    @classmethod
+    def of(cls, folder: Path, expected: SaveEntry) -> Earlier:
+        """Of a save; of one that is damaged, or of another version, nothing."""
+        found: dict[tuple[str, str], tuple[Mapping[str, Any], StoredRows]] = {}
+        try:
+            file, entries, _ = _read_manifest(folder, expected)
+            for number, entry in enumerate(entries):
+                rows = entry.get("rows") if isinstance(entry, dict) else None
+                if isinstance(rows, dict) and all(
+                    isinstance(rows.get(key), str) for key in ("history", "key")
+                ):
+                    stored = _check_entry(folder, file, number, entry)
+                    if isinstance(stored, StoredRows):
+                        found[rows["history"], rows["key"]] = rows, stored
+        except (OSError, DataFormatError):
+            return cls({})
+        return cls(found)
+
+
+def read_state(
+    folder: Path, expected: SaveEntry, allow_pickle: bool, *, stored: bool = False
+) -> dict[str, Any]:
+    """Read a save, and compare all checksums.
+
+    Args:
+        folder: the save's.
+        expected: what its manifest must look like.
+        allow_pickle: unpickle what was pickled.
+        stored: give tensors that are in pieces as :class:`StoredRows`.
+
+    Raises:
+        DataFormatError: it is damaged or hostile; the file is named.
+    """
+    file, entries, tree = _read_manifest(folder, expected)
+    # All are checked before memory is taken for the first.
+    checked = [_check_entry(folder, file, number, entry) for number, entry in enumerate(entries)]
+    try:
+        decode = _Decoder(file, _in_parallel(lambda entry: _read(entry, stored), checked), allow_pickle)
+        state = decode(tree)
+    except RecursionError:
+        raise DataFormatError(f"{file}: the state is nested too deeply.") from None
+    if not isinstance(state, dict):
+        raise DataFormatError(f"{file}: the state is no dict.")
+    return state
+
+
+def _read_manifest(folder: Path, expected: SaveEntry) -> tuple[Path, list[Any], Any]:
+    """The manifest's path, its entries of tensors, none of them checked yet, and its tree."""
     file = folder / MANIFEST
-    with _regular_file(file, expected.size) as source:
+    with regular_file(file, expected.size) as source:
         content = source.read()
     if zlib.crc32(content) != expected.crc32:
         raise DataFormatError(f"{file} is damaged: its checksum is wrong.")
@@ -178,24 +217,16 @@ def read_state(folder: Path, expected: SaveEntry, allow_pickle: bool) -> dict[st
         raise DataFormatError(f"{file} is not JSON that can be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != "replaybank-state":
         raise DataFormatError(f"{file} is no manifest of a replaybank state.")
-    if manifest.get("version") != FORMAT_VERSION:
+    version = manifest.get("version")
+    if type(version) is not int or version not in (WHOLE, IN_PIECES):
         raise DataFormatError(
-            f"{file} has version {manifest.get('version')!r}; this replaybank reads {FORMAT_VERSION}. "
+            f"{file} has version {version!r}; this replaybank reads {WHOLE} and {IN_PIECES}. "
             "Load it with the release that wrote it."
         )
     entries = manifest.get("tensors")
     if not isinstance(entries, list):
         raise DataFormatError(f"{file}: 'tensors' is no list.")
-    # All are checked before memory is taken for the first.
-    checked = [_check_entry(folder, file, number, entry) for number, entry in enumerate(entries)]
-    try:
-        decode = _Decoder(file, [_read_tensor(entry) for entry in checked], allow_pickle)
-        state = decode(manifest.get("state"))
-    except RecursionError:
-        raise DataFormatError(f"{file}: the state is nested too deeply.") from None
-    if not isinstance(state, dict):
-        raise DataFormatError(f"{file}: the state is no dict.")
-    return state
+    return file, entries, manifest.get("state")
 
 
 @dataclass(frozen=True)
@@ -209,67 +240,47 @@ class _Entry:
     crc32: int
 
 
-def _check_entry(folder: Path, manifest: Path, number: int, entry: Any) -> _Entry:
+def _check_entry(folder: Path, manifest: Path, number: int, entry: Any) -> _Entry | StoredRows:
     def bad(what: str) -> DataFormatError:
         return DataFormatError(f"{manifest}: {what} in the tensor entry {str(entry)[:200]}.")
 
     if not isinstance(entry, dict):
         raise bad("no object")
     name, shape, size, checksum = (entry.get(key) for key in ("dtype", "shape", "bytes", "crc32"))
+    if not isinstance(name, str) or name not in DTYPES:
+        raise bad("an unknown dtype")
+    dtype = DTYPES[name]
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(is_size(n) for n in shape):
+        raise bad("a bad shape")
+    # Strides are made from the sizes with zeros counted as ones, and must fit too.
+    if not is_size(math.prod(max(n, 1) for n in shape) * dtype.itemsize):
+        raise bad("a shape beyond every memory")
+    if "pieces" in entry:
+        width = math.prod(shape[1:]) * dtype.itemsize
+        pieces = read_pieces(entry["pieces"], shape, width, _namer(folder, number))
+        if isinstance(pieces, str):
+            raise bad(pieces)
+        return StoredRows(dtype, shape, pieces)
     # Each file once: a small folder must not ask for much memory by naming one file often.
     if entry.get("file") != f"{number}.bin":
         raise bad(f"a file name that is not {number}.bin")
-    if not isinstance(name, str) or name not in _DTYPES:
-        raise bad("an unknown dtype")
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(_is_size(n) for n in shape):
-        raise bad("a bad shape")
-    # Strides are made from the sizes with zeros counted as ones, and must fit too.
-    if not _is_size(math.prod(max(n, 1) for n in shape) * _DTYPES[name].itemsize):
-        raise bad("a shape beyond every memory")
-    if type(size) is not int or size != math.prod(shape) * _DTYPES[name].itemsize:
+    if type(size) is not int or size != math.prod(shape) * dtype.itemsize:
         raise bad("a size that is not that of the shape")
     if type(checksum) is not int:
         raise bad("a bad checksum")
     path = folder / f"{number}.bin"
-    _regular_file(path, size).close()
-    return _Entry(path, _DTYPES[name], tuple(shape), size, checksum)
+    regular_file(path, size).close()
+    return _Entry(path, dtype, tuple(shape), size, checksum)
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _regular_file(path: Path, size: int) -> Any:
-    """Open a file that must be a plain one of ``size`` bytes."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        raise DataFormatError(f"{path} is missing from the checkpoint.") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise DataFormatError(f"{path} is no plain file.")
-    if found.st_size != size:
-        raise DataFormatError(
-            f"{path} has {found.st_size} bytes and should have {size}: cut short or damaged."
-        )
-    return open(path, "rb", buffering=0)
-
-
-def _read_tensor(entry: _Entry) -> Tensor:
+def _read(entry: _Entry | StoredRows, stored: bool) -> Tensor | StoredRows:
+    if isinstance(entry, StoredRows):
+        entry.check()
+        return entry if stored else entry.read()
     tensor = torch.empty(entry.shape, dtype=entry.dtype)
-    checksum = 0
-    if tensor.numel():
-        memory = _bytes_of(tensor)
-        with _regular_file(entry.path, entry.size) as source:
-            while memory:
-                count = source.readinto(memory[:_CHUNK])
-                if not count:
-                    raise DataFormatError(f"{entry.path} was cut short while it was read.")
-                checksum = zlib.crc32(memory[:count], checksum)
-                memory = memory[count:]
-    if checksum != entry.crc32:
-        raise DataFormatError(f"{entry.path} is damaged: its checksum is wrong.")
+    read_into(entry.path, entry.size, entry.crc32, bytes_of(tensor))
     if entry.dtype == torch.bool and tensor.numel() and bool((tensor.view(torch.uint8) > 1).any()):
-        raise DataFormatError(f"{entry.path} holds bytes that are no bools.")
+        raise no_bools(entry.path)
     return tensor
 
 
@@ -278,7 +289,7 @@ class _Decoder:
     """Values out of the JSON that stands for them."""
 
     file: Path
-    tensors: list[Tensor]
+    tensors: Sequence[Tensor | StoredRows]
     allow_pickle: bool
 
     def __call__(self, value: Any) -> Any:
@@ -294,9 +305,12 @@ class _Decoder:
                 return tuple(self(item) for item in content)
             if kind == "float" and content in ("nan", "inf", "-inf"):
                 return float(content)
-            if kind in ("tensor", "pickle") and _is_size(content) and content < len(self.tensors):
+            if kind in ("tensor", "pickle") and is_size(content) and content < len(self.tensors):
                 tensor = self.tensors[content]
-                return tensor if kind == "tensor" else self._unpickled(tensor)
+                if kind == "tensor":
+                    return tensor
+                if isinstance(tensor, Tensor):
+                    return self._unpickled(tensor)
             if kind == "nontensorstack" and isinstance(content, dict):
                 return self._stack(content)
             if kind in ("tensordict", "nontensor") and isinstance(content, dict):
@@ -309,11 +323,11 @@ class _Decoder:
                 f"{self.file} holds pickled objects, and unpickling can run any code. If you trust the file, "
                 "load it with allow_pickle=True."
             )
-        return pickle.loads(_bytes_of(tensor)) if tensor.numel() else None
+        return pickle.loads(bytes_of(tensor)) if tensor.numel() else None
 
     def _stack(self, content: dict[str, Any]) -> Any:
         dim, entries = content.get("stack_dim"), content.get("entries")
-        if isinstance(dim, int) and _is_size(dim) and isinstance(entries, list) and entries:
+        if isinstance(dim, int) and is_size(dim) and isinstance(entries, list) and entries:
             decoded = [self(entry) for entry in entries]
             kinds = {(type(entry), getattr(entry, "batch_size", None)) for entry in decoded}
             alike = len(kinds) == 1 and isinstance(decoded[0], (NonTensorData, NonTensorStack))
@@ -323,7 +337,7 @@ class _Decoder:
 
     def _tensordict(self, kind: str, content: dict[str, Any]) -> Any:
         batch_size, entries = content.get("batch_size"), content.get("entries")
-        if isinstance(batch_size, list) and all(_is_size(size) for size in batch_size):
+        if isinstance(batch_size, list) and all(is_size(size) for size in batch_size):
             if kind == "nontensor":
                 return NonTensorData(data=self(content.get("data")), batch_size=batch_size)
             if isinstance(entries, dict):

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import torch
 from tensordict import TensorDict
 
 from buffers.doubles import InOrder
+from patience import PATIENCE
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.samplers.prioritized import PrioritizedSampler
+from replaybank.samplers.random import RandomSampler
+from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
 
@@ -36,7 +41,7 @@ def all_gone() -> bool:
     """Whether no thread that draws ahead is left, once those that are ending have ended."""
     gc.collect()
     for thread in prefetching():
-        thread.join(10)
+        thread.join(PATIENCE)
     return not prefetching()
 
 
@@ -65,7 +70,7 @@ def test_as_many_batches_as_asked_for_are_kept_ready() -> None:
 
     buffer = new(3, transform=note)
     buffer.sample()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE)
     buffer.close()
     assert len(drawn) == 4, "one handed out, three ready"
 
@@ -241,7 +246,7 @@ print("sampled", flush=True)
 {end}
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.stdout == "sampled\n"
     assert done.returncode == {"": 0, "raise SystemExit(3)": 3}.get(end, -2), done.stderr
@@ -250,7 +255,7 @@ print("sampled", flush=True)
 
 def wait_until_ready(buffer: Any, count: int) -> None:
     """Let the thread draw until that many batches are in line, and end it."""
-    for _ in range(1000):
+    for _ in range(int(PATIENCE / 0.01)):
         with buffer._prefetcher._changed:
             if len(buffer._prefetcher._ready) >= count:
                 break
@@ -340,7 +345,7 @@ def test_closing_hands_a_batch_to_whoever_waits_for_one() -> None:
 
     def slow(td: Any) -> Any:
         entered.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
         return td
 
     buffer = new(1, transform=slow)
@@ -350,13 +355,91 @@ def test_closing_hands_a_batch_to_whoever_waits_for_one() -> None:
     ]
     for thread in waiting:
         thread.start()
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     closing = threading.Thread(target=buffer.close, daemon=True)
     closing.start()
     while not buffer._prefetcher._stopped:
         entered.wait(0.01)
     go_on.set()
     for thread in (closing, *waiting):
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert got == [4] * 4
+
+
+# --- without a generator of its own -------------------------------------------------------------------------
+
+
+def _global(prefetch: int | None, sampler: Callable[[], Any]) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=sampler(), batch_size=7, prefetch=prefetch
+    )
+    buffer.extend(TensorDict({"n": torch.arange(50)}, batch_size=50))
+    return buffer
+
+
+def settle(buffer: TensorDictReplayBuffer) -> None:
+    """Wait until as much has been drawn ahead as will be."""
+    ahead = buffer._prefetcher
+    assert ahead is not None
+    with ahead._changed:
+        ahead._changed.wait_for(lambda: not ahead._may_draw())
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(50, 0.7, 0.5)]
+)
+def test_the_global_seed_gives_the_same_batches_with_and_without_prefetching(sampler: Any) -> None:
+    """And leaves the global generator where it would be, so that what is drawn afterwards is the same."""
+    found = []
+    for prefetch in (None, 1, 4):
+        torch.manual_seed(3)
+        buffer = _global(prefetch, sampler)
+        batches = [buffer.sample()["n"].tolist() for _ in range(25)]
+        found.append((batches, torch.rand(3).tolist()))
+        buffer.close()
+    assert found[0] == found[1] == found[2]
+
+
+def test_where_others_draw_between_batches_a_run_is_repeated_by_its_seed() -> None:
+    """However far the thread had come each time."""
+
+    def run(settled: bool) -> list[Any]:
+        torch.manual_seed(11)
+        buffer = _global(3, RandomSampler)
+        out: list[Any] = []
+        for step in range(40):
+            out.append(buffer.sample()["n"].tolist())
+            if step >= 5:
+                out.append(torch.rand(2).tolist())
+            if settled:
+                settle(buffer)
+        buffer.close()
+        return out
+
+    first = run(True)
+    assert all(run(settled) == first for settled in (False, True, False, False))
+
+
+def test_an_emptied_buffer_follows_the_global_generator_again() -> None:
+    found = []
+    for prefetch in (None, 3):
+        buffer = _global(prefetch, RandomSampler)
+        buffer.sample()
+        torch.rand(5)
+        buffer.sample()
+        buffer.empty()
+        buffer.extend(TensorDict({"n": torch.arange(20)}, batch_size=20))
+        torch.manual_seed(4)
+        found.append([buffer.sample()["n"].tolist() for _ in range(10)])
+        buffer.close()
+    assert found[0] == found[1]
+
+
+def test_the_thread_leaves_the_global_generator_alone() -> None:
+    buffer = _global(5, RandomSampler)
+    buffer.sample()
+    state = torch.get_rng_state()
+    settle(buffer)
+    assert torch.equal(state, torch.get_rng_state())
+    buffer.close()

@@ -172,11 +172,12 @@ def test_what_a_kernel_refuses_is_an_error() -> None:
         table.gather_run(2, 9, (9,))
 
 
-def test_a_full_list_that_is_loaded_into_an_unbounded_one_begins_with_its_first_item() -> None:
+def test_a_full_list_that_is_loaded_into_an_unbounded_one_begins_with_its_oldest_item() -> None:
     full, unbounded = ListStorage(3), ListStorage()
     full.set(range(3), [0, 1, 2])
     full.set(range(1), [3])
     unbounded.load_state_dict(full.state_dict())
-    unbounded.set(range(1, 4), [4, 5, 6])
-    assert unbounded[:] == [3, 4, 5, 6]
+    assert unbounded[:] == [1, 2, 3]
+    unbounded.set(range(3, 6), [4, 5, 6])
+    assert unbounded[:] == [1, 2, 3, 4, 5, 6]
     assert unbounded.log.is_cut(0)

@@ -93,6 +93,8 @@ def test_a_saved_list_of_tensors_is_loaded(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(storage))[0]["a"].tolist() == [1, 1]
 
 
-def test_a_state_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="5"):
-        ListStorage(4).load_state_dict(ListStorage(5).state_dict())
+def test_a_state_with_more_items_than_there_is_room_for_is_refused() -> None:
+    full = ListStorage(5)
+    full.set(range(5), list(range(5)))
+    with pytest.raises(ValueError, match="5 rows, this storage has room for 4"):
+        ListStorage(4).load_state_dict(full.state_dict())

@@ -140,6 +140,7 @@ class ComposedBuffer(Stateful):
         self._sampler.register_storage(self._storage)
         # How many items there are in columns is known with the first write; shared memory cannot grow then.
         self._shares_later = self._shared and self._storage.ndim > 1 and not self._storage.initialized
+        self._sampler.guarded = self._shared
         if self._shared and not self._shares_later:
             self._sampler.share_memory_()
         if self._generator is not None:

@@ -117,10 +117,12 @@ def dump(ensemble: ComposedEnsemble, path: checkpoint.StrPath, *, keep: int, all
 
 def restore(ensemble: ComposedEnsemble, path: checkpoint.StrPath, *, allow_pickle: bool) -> None:
     """Load an ensemble; the caller holds all locks for writing."""
-    state = checkpoint.load(path, allow_pickle=allow_pickle)
-    _check(ensemble, state)
-    _through_hooks(ensemble, state, "load")
-    take_over(ensemble, state)
+    hooked = bool(ensemble._load_hooks) or any(part._load_hooks for part in ensemble.buffers)
+    stored = not hooked and all(part._storage.takes_stored_rows for part in ensemble.buffers)
+    with checkpoint.opened(path, allow_pickle=allow_pickle, stored=stored) as state:
+        _check(ensemble, state)
+        _through_hooks(ensemble, state, "load")
+        take_over(ensemble, state)
 
 
 def _through_hooks(ensemble: ComposedEnsemble, state: dict[str, Any], when: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from torch import Tensor
 
+from replaybank.buffers.ahead_random import GlobalAhead
 from replaybank.buffers.locks import renew_after_fork
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Prefetcher:
     So their order and their random numbers are those of drawing them when they are asked for, as long as
     nothing is written in between. Drawing ahead stops at the end of a pass and at an error, which its batch
     carries to the caller. The thread starts with the first batch and knows the buffer by a weak reference.
+    It never touches torch's global generator: see :class:`~replaybank.buffers.ahead_random.GlobalAhead`.
 
     Thread-safe. The thread takes the buffer's lock first and its own second; a caller of :meth:`next` must
     not hold the buffer's lock.
@@ -51,7 +53,11 @@ class Prefetcher:
     def __init__(self, buffer: ComposedBuffer, depth: int) -> None:
         self._buffer = weakref.ref(buffer)
         self._depth = depth
-        self._ready: deque[Batch | BaseException] = deque()
+        self._ready: deque[_Ready] = deque()
+        self._random: GlobalAhead | None = None  # where the buffer has no generator of its own
+        # Whether somebody has asked since what is in line was replaced: before, it is not known where to
+        # draw from.
+        self._asked = False
         self._changed = threading.Condition()
         self._halted = False  # the last one drawn ended a pass or failed: wait until somebody asks for more
         self._waiting = 0
@@ -80,12 +86,16 @@ class Prefetcher:
     def _from_the_thread(self) -> Batch | BaseException | None:
         """The next one that the thread drew; None if it was ended while this caller waited."""
         with self._changed:
+            buffer = self._buffer()
+            if self._random is None and buffer is not None and buffer._generator is None:
+                self._random = GlobalAhead(self._depth)
+            self._asked = True
             self._start()
             self._waiting += 1
             self._changed.notify_all()
             try:
                 self._changed.wait_for(lambda: self._ready or self._stopped)
-                batch = self._ready.popleft() if self._ready else None
+                batch = self._taken() if self._ready else None
             finally:
                 self._waiting -= 1
             self._changed.notify_all()
@@ -99,12 +109,25 @@ class Prefetcher:
         # The thread may be at its last batch: with the buffer's lock, which it holds for that, order is kept.
         with buffer._lock.lock:
             with self._changed:
-                batch = self._ready.popleft() if self._ready else None
+                batch = self._taken() if self._ready else None
+                if batch is None and self._random is not None:
+                    self._random.before()
             if batch is None:
-                batch, self._halted = self._one(buffer, buffer.batch_size)
+                drawn, ends = self._one(buffer, buffer.batch_size)
+                with self._changed:
+                    self._halted = ends
+                    self._ready.appendleft(drawn)
+                    batch = self._taken()
             if not self._depth and not self._ready and buffer._prefetcher is self:
                 buffer._prefetcher = None  # all that was loaded has been handed out
             return batch
+
+    def _taken(self) -> Batch | BaseException:
+        """The first in line, for the caller, who holds the condition."""
+        batch, moved = self._ready.popleft()
+        if moved is not None and self._random is not None:
+            self._random.hand_out(*moved)
+        return batch
 
     def _tell_the_sampler(self, ran_out: bool) -> None:
         """Let ``sampler.ran_out`` be that of the batch handed out, not of the last one drawn."""
@@ -129,12 +152,23 @@ class Prefetcher:
         """Forget what was drawn ahead; the caller holds the buffer's lock."""
         with self._changed:
             self._ready.clear()
+            self._random, self._asked = None, False
             # Nothing is drawn from an emptied buffer until somebody asks: it may be filled before that.
             self._halted = True
 
     def redo(self) -> None:
         """Read what was drawn ahead once more, with other transforms; the caller holds the buffer's lock."""
-        self.load([{**packed, "data": None} for packed in self.state()])
+        state = [{**packed, "data": None} for packed in self.state()]
+        with self._changed:
+            moved = [moved for batch, moved in self._ready if isinstance(batch, Batch)]
+            random = self._random
+        self.load(state)
+        with self._changed:
+            self._ready = deque(
+                _Ready(batch, moved) for (batch, _), moved in zip(self._ready, moved, strict=True)
+            )
+            self._random, self._asked = random, True
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """End the thread. What was drawn ahead is kept for the next call of :meth:`next`."""
@@ -151,7 +185,7 @@ class Prefetcher:
         The caller holds the buffer's lock.
         """
         with self._changed:
-            return [_packed(batch) for batch in self._ready if isinstance(batch, Batch)]
+            return [_packed(batch) for batch, _ in self._ready if isinstance(batch, Batch)]
 
     def unpacked(self, state: Sequence[dict[str, Any]]) -> list[Batch]:
         """The batches of :meth:`state`, for :meth:`put`; the caller holds the buffer's lock."""
@@ -162,7 +196,8 @@ class Prefetcher:
         """Have these come next, in place of what was drawn ahead; the caller holds the buffer's lock."""
         with self._changed:
             self._ready.clear()
-            self._ready.extend(batches)
+            self._ready.extend(_Ready(batch, None) for batch in batches)
+            self._random, self._asked = None, False
             self._halted = bool(batches) and batches[-1].ran_out
             self._changed.notify_all()
 
@@ -177,6 +212,8 @@ class Prefetcher:
         self._waiting = 0
 
     def _may_draw(self) -> bool:
+        if not self._asked:
+            return False
         if self._halted:
             return not self._ready and self._waiting > 0
         return len(self._ready) < self._depth
@@ -188,24 +225,52 @@ class Prefetcher:
             with self._changed:
                 if self._stopped or not self._may_draw():
                     return  # the buffer was emptied or closed while this thread waited for its lock
+                if self._random is not None:
+                    self._random.before()
             batch, ends = self._one(buffer, size)
             with self._changed:
                 self._halted = ends
                 self._ready.append(batch)
                 self._changed.notify_all()
 
-    @staticmethod
-    def _one(buffer: ComposedBuffer, size: int | None) -> tuple[Batch | BaseException, bool]:
-        """A batch or an error, and whether to wait behind it until somebody asks for more."""
+    def _one(self, buffer: ComposedBuffer, size: int | None) -> tuple[_Ready, bool]:
+        """A batch or an error, and whether to wait behind it until somebody asks for more.
+
+        The caller holds the buffer's lock.
+        """
+        sampler, random = buffer._sampler, self._random
+        if random is None:
+            return _Ready(batch := _drawn(buffer, size), None), _ends(batch)
+        before = random.generator.get_state()
+        sampler.generator = random.generator
         try:
-            if size is None:
-                raise RuntimeError("A buffer that prefetches needs a batch size.")
-            batch = buffer._draw(size, buffer._info_in_sample)
-            if batch.ran_out:
-                buffer._sampler.ran_out = False
-        except BaseException as error:
-            return error, True
-        return batch, batch.ran_out
+            batch = _drawn(buffer, size)
+        finally:
+            sampler.generator = None
+        return _Ready(batch, (before, random.generator.get_state())), _ends(batch)
+
+
+class _Ready(NamedTuple):
+    """A batch in line, or what came instead of it; the random generator's states before and behind it."""
+
+    batch: Batch | BaseException
+    moved: tuple[Tensor, Tensor] | None
+
+
+def _ends(batch: Batch | BaseException) -> bool:
+    return batch.ran_out if isinstance(batch, Batch) else True
+
+
+def _drawn(buffer: ComposedBuffer, size: int | None) -> Batch | BaseException:
+    try:
+        if size is None:
+            raise RuntimeError("A buffer that prefetches needs a batch size.")
+        batch = buffer._draw(size, buffer._info_in_sample)
+        if batch.ran_out:
+            buffer._sampler.ran_out = False
+    except BaseException as error:
+        return error
+    return batch
 
 
 def _run(prefetcher: Prefetcher) -> None:

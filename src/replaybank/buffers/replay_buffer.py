@@ -44,7 +44,10 @@ class ReplayBuffer(ComposedBuffer):
         collate_fn: makes a batch of what a storage of objects gives, a list of items. By default TensorDicts,
             tensors, arrays, numbers, and tuples and dicts of them are stacked.
         pin_memory: give batches in page-locked memory; ignored, with a warning, without an accelerator.
-        prefetch: number of batches that a background thread keeps ready; needs ``batch_size``.
+        prefetch: number of batches that a background thread keeps ready; needs ``batch_size``. Batches are
+            the same without it, as long as nothing is written in between; without a ``generator``, as long as
+            nobody else draws from torch's global one in between, too. If somebody does, a seeded program
+            still repeats itself.
         transform: a callable, an ``nn.Module``, an object with ``inv`` (called on writing), or a list.
         transform_factory: makes the transform, at the first use of the buffer.
         batch_size: items of a batch, unless :meth:`sample` is told otherwise.
@@ -434,8 +437,10 @@ class ReplayBuffer(ComposedBuffer):
     def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
         """Save everything into the directory ``path``, atomically.
 
-        Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile; writing
-        waits.
+        Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile (between
+        processes it waits, too); writing waits. Of a storage of tensors, in memory or mapped, only the slots
+        written since the last save at ``path`` are written again, unless its ``view()`` was asked for, whose
+        changes nobody can know.
 
         Args:
             path: a directory; made if missing.
@@ -453,6 +458,10 @@ class ReplayBuffer(ComposedBuffer):
     def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """Take over what :meth:`dumps` left in ``path``; warns if a later save was not finished.
 
+        The buffer may have another capacity, as long as the items fit: samplers and writers go on as they
+        would have (a pass over slices begins anew if the items had gone round a smaller storage). Dtypes may
+        differ within a kind, and the device may be another.
+
         Args:
             path: the directory.
             allow_pickle: unpickle what was pickled. This can run any code: only for files you trust.
@@ -460,7 +469,8 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             FileNotFoundError: nothing was saved there.
             DataFormatError: a file is damaged; nothing has been changed.
-            ValueError: the state is of other parts, or of another capacity; nothing has been changed.
+            ValueError: the state is of other parts, or holds more than there is room for; nothing has been
+                changed.
             TypeError: a load hook returned no state; nothing has been changed.
         """
         with self._writing:

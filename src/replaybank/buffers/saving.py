@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from replaybank import checkpoint
 from replaybank.buffers.prefetch import copied
+from replaybank.storages.resize import Move
 from replaybank.storages.snapshot import StorageSnapshot
 
 if TYPE_CHECKING:
@@ -37,12 +37,14 @@ def state_of(buffer: ComposedBuffer, *, copy: bool = True) -> dict[str, Any]:
 
     Args:
         buffer: whose.
-        copy: False: the storage's tensors themselves where it can give them, to be read before the next
+        copy: False: the storage's tensors themselves where it can give them, to be saved before the next
             write.
     """
-    give: Any = buffer._storage.state_dict
-    views = not copy and "copy" in inspect.signature(give).parameters
-    return {"storage": give(copy=False) if views else give(), **beside_storage(buffer)}
+    storage = buffer._storage
+    return {
+        "storage": storage.state_dict() if copy else storage.state_to_save(),
+        **beside_storage(buffer),
+    }
 
 
 def beside_storage(buffer: ComposedBuffer) -> dict[str, Any]:
@@ -68,7 +70,28 @@ def take_over(buffer: ComposedBuffer, state: Mapping[str, Any]) -> Callable[[], 
         ValueError: the state is damaged, or of other parts; nothing has been changed.
     """
     _check(buffer, state, storage=True)
-    return _hand_over(buffer, state, lambda: buffer._storage.load_state_dict(state["storage"]))
+    with _explained("storage", _saved_kind(state, "storage"), _kinds(buffer).get("storage")):
+        move = buffer._storage.move_of(state["storage"])
+    moved = state if move is None else _moved(buffer, state, move)
+    return _hand_over(buffer, moved, lambda: buffer._storage.load_state_dict(state["storage"]))
+
+
+def _moved(buffer: ComposedBuffer, state: Mapping[str, Any], move: Move) -> dict[str, Any]:
+    """The state of everything but the storage, for items that come to lie elsewhere in a larger one."""
+    with _explained("sampler", _saved_kind(state, "sampler"), _kinds(buffer).get("sampler")):
+        sampler = buffer._sampler.moved(state["sampler"], move)
+    with _explained("writer", _saved_kind(state, "writer"), _kinds(buffer).get("writer")):
+        writer = buffer._writer.moved(state["writer"], move)
+    ahead = state["ahead"]
+    if move.first:
+        with _explained("batches drawn ahead", None, None):
+            # They are read again: an entry "index" in their data says where the items were.
+            ahead = [{**one, "index": _moved_index(one["index"], move), "data": None} for one in ahead]
+    return {**state, "sampler": sampler, "writer": writer, "ahead": ahead}
+
+
+def _moved_index(index: Any, move: Move) -> Any:
+    return (move.row(index[0]), *index[1:]) if isinstance(index, tuple) else move.row(index)
 
 
 def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_pickle: bool) -> None:
@@ -87,15 +110,16 @@ def dump(buffer: ComposedBuffer, path: checkpoint.StrPath, *, keep: int, allow_p
 
 def restore(buffer: ComposedBuffer, path: checkpoint.StrPath, *, allow_pickle: bool) -> None:
     """Load a buffer; the caller holds the lock for writing."""
-    state = checkpoint.load(path, allow_pickle=allow_pickle)
     checkpointer = buffer._checkpointer
-    if checkpointer is None:
-        _check(buffer, state, storage=True)
-        state["storage"] = _through(buffer._load_hooks, state["storage"], "load")
-        take_over(buffer, state)
-    else:
-        _check(buffer, state, storage=False)
-        _hand_over(buffer, state, lambda: checkpointer.loads(buffer._storage, Path(path) / "storage"))
+    stored = not buffer._load_hooks and buffer._storage.takes_stored_rows  # hooks may do anything to tensors
+    with checkpoint.opened(path, allow_pickle=allow_pickle, stored=stored) as state:
+        if checkpointer is None:
+            _check(buffer, state, storage=True)
+            state["storage"] = _through(buffer._load_hooks, state["storage"], "load")
+            take_over(buffer, state)
+        else:
+            _check(buffer, state, storage=False)
+            _hand_over(buffer, state, lambda: checkpointer.loads(buffer._storage, Path(path) / "storage"))
 
 
 def _through(hooks: list[Callable[[Any], Any]], state: Any, when: str) -> Any:

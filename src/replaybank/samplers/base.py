@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replaybank import _native
 from replaybank.checkpoint import Stateful
+from replaybank.storages.resize import Move
 from replaybank.trajectories.signals import Key, StepSource
 
 Index: TypeAlias = "Tensor | tuple[Tensor, ...]"
@@ -104,6 +105,16 @@ class Sampler(Stateful):
     """
 
     generator: torch.Generator | None = None
+    _guarded = False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a lock between processes is held whenever this is used; a shared buffer sets it."""
+        return self._guarded
+
+    @guarded.setter
+    def guarded(self, value: bool) -> None:
+        self._guarded = value
 
     @abstractmethod
     def sample(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:
@@ -185,6 +196,20 @@ class Sampler(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """The full state: tensors and plain values. Here: none."""
         return {}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state of a sampler of this kind for a storage whose rows have moved; that itself is not changed.
+
+        Raises:
+            ValueError: it cannot follow.
+        """
+        if move.first and state_dict:
+            raise ValueError(
+                f"The state is of a storage of {move.before} rows that had gone round; in one of {move.rows} "
+                f"the items lie elsewhere, which the state of a {type(self).__name__} cannot follow. Load it "
+                "into a storage of that size. Nothing has been changed."
+            )
+        return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` itself is not changed."""

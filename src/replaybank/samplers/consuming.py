@@ -13,6 +13,7 @@ from torch import Tensor
 from replaybank.samplers.arguments import batch_of, whole
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.follow import Follower
+from replaybank.storages.resize import Move
 
 _INT32_ITEMS = 1 << 31
 """Up to so many items their numbers fit into int32."""
@@ -190,6 +191,16 @@ class ConsumingSampler(Sampler):
             "uses": self._uses[available.to(torch.int64)],
             "ran_out": self._ran_out,
             "follower": self._follower.state_dict(),
+        }
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved: every item keeps its uses."""
+        available = state_dict["available"]
+        return {
+            **state_dict,
+            "capacity": move.rows * move.width,
+            "available": move.item(available.to(torch.int64)).to(available.dtype),
+            "follower": Follower.moved(state_dict["follower"], move),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

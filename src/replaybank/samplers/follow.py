@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from replaybank.storages.resize import Move
 from replaybank.storages.write_log import LogMark, WriteLog
 
 
@@ -102,6 +103,12 @@ class Follower:
         if self._seen is None or self._mark is None:
             return {"seen": None, "mark": None}
         return {"seen": list(self._seen), "mark": list(self._mark)}
+
+    @staticmethod
+    def moved(state_dict: Mapping[str, Any], move: Move) -> dict[str, Any]:
+        """A state for a storage whose rows have moved."""
+        seen = state_dict["seen"]
+        return {**state_dict, "seen": None if seen is None else [move.rows, *seen[1:]]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there, in whichever storage is looked at next."""

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.storages.resize import Move
+
 _INT32_NUMBERS = 1 << 31
 """Up to so many numbers fit into int32, which halves the permutation."""
 
@@ -109,6 +111,16 @@ class Pass:
             "ended": self.ended,
             "order": None if order is None else order[order.numel() - self.left :].clone(),
         }
+
+    @staticmethod
+    def moved(state_dict: Mapping[str, Any], move: Move) -> dict[str, Any]:
+        """A state of a pass over items, for a storage whose rows have moved."""
+        order, n = state_dict["order"], int(state_dict["n"])
+        if order is None and move.first and state_dict["left"]:
+            order = torch.arange(n - int(state_dict["left"]), n)
+        if order is None or not move.first:
+            return dict(state_dict)
+        return {**state_dict, "order": move.item(order.to(torch.int64)).to(order.dtype)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was taken. O(left).

@@ -14,6 +14,7 @@ from replaybank.samplers.base import SampledStorage
 from replaybank.samplers.generations import stale_items
 from replaybank.samplers.item_index import item_numbers, shape_of_index, values_of
 from replaybank.samplers.priority_state import checked_state
+from replaybank.samplers.processes import is_alive, this_process
 from replaybank.samplers.uniforms import Uniforms
 from replaybank.storages.write_log import WriteLog
 from replaybank.weights.sum_tree import SumTree
@@ -21,6 +22,8 @@ from replaybank.weights.sum_tree import SumTree
 # Whole numbers of the state. The epoch and the total are the log's at the last look; KNOWN is the number of
 # items that had a weight then; the last two belong to slices.
 EPOCH, TOTAL, KNOWN, NEEDED, FIRST_STEPS = range(5)
+# How often a change that was broken off has been made good, and who is at it (a process, 0 for none).
+REPAIRS, _CHANGING = 6, 7
 # Real ones.
 ALPHA, BETA, EPS, LARGEST = range(4)
 
@@ -262,7 +265,9 @@ class PriorityTable:
             if not self.grows:
                 raise self._outgrown(log.length * self._width)
             self.tree.grow(log.rows * self._width)
-        if number[EPOCH] != log.epoch or log.total < number[TOTAL]:
+        if log.mended(number[EPOCH]) and log.total >= number[TOTAL]:
+            self._mend(log)
+        elif number[EPOCH] != log.epoch or log.total < number[TOTAL]:
             self._adopt(log)
         else:
             runs = log.appended_since(number[TOTAL])
@@ -272,6 +277,16 @@ class PriorityTable:
                 self._renew([(start, count) for start, count, _ in runs], log.rows)
         number[EPOCH], number[TOTAL] = log.epoch, log.total
         number[KNOWN] = log.length * self._width
+
+    def _mend(self, log: WriteLog) -> None:
+        """Keep the weights over a write that was broken off and made good."""
+        there = log.length * self._width
+        if self.tree.capacity > there:
+            self.tree.fill(there, self.tree.capacity - there, 0.0)
+        # Which rows are new is not known any more; as many as there are lie before the cursor.
+        count = min(log.total - self.number[TOTAL], log.length)
+        if count:
+            self._renew([((log.cursor - count) % log.length, count)], log.length)
 
     def _adopt(self, log: WriteLog) -> None:
         """Look at a storage for the first time, or at one of which nothing is known any more."""
@@ -332,6 +347,34 @@ class PriorityTable:
         else:
             fill(start * width, (rows - start) * width, weight)
             fill(0, (start + count - rows) * width, weight)
+
+    # ---- changes that are broken off
+
+    def begin(self, guarded: bool) -> None:
+        """Note that somebody is at it. If whoever was before did not end, the sums are made anew, O(N).
+
+        Args:
+            guarded: a lock between processes is held, so that whoever has begun and not ended is no more.
+
+        Raises:
+            RuntimeError: another process is at it.
+        """
+        number = self.number
+        owner = number[_CHANGING]
+        if owner:
+            if not guarded and owner != this_process() and self.ints.is_shared() and is_alive(owner):
+                raise RuntimeError(
+                    f"This sampler is shared, and process {owner} is using it at this moment: without a "
+                    "buffer nothing keeps processes apart. Put it into a ReplayBuffer(shared=True), which "
+                    "has a lock between processes."
+                )
+            self.tree.refresh()
+            number[REPAIRS] += 1
+        number[_CHANGING] = this_process()
+
+    def end(self) -> None:
+        """Note that the change is done."""
+        self.number[_CHANGING] = 0
 
     # ---- room
 
@@ -553,6 +596,7 @@ class PriorityTable:
         if not self.ints.is_shared():
             # Sending a tensor to a process would move its memory under our feet.
             state["ints"], state["reals"] = self.ints.clone(), self.reals.clone()
+            state["ints"][_CHANGING] = 0
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

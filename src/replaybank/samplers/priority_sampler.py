@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import SampledStorage, Sampler
 from replaybank.samplers.locking import ThreadLock
 from replaybank.samplers.priorities import ALPHA, BETA, EPS, PriorityTable
+from replaybank.storages.resize import Move
 
 PRIORITY_WEIGHT = "priority_weight"
 """Key of the importance weights in the info."""
@@ -22,11 +24,58 @@ GENERATION = "_generation"
 _REDUCTIONS = ("max", "min", "median", "mean")
 
 
+class _TableLock(ThreadLock):
+    """The lock of a sampler, taken to look at its priorities or to change them.
+
+    A change that was broken off, because its process was killed or interrupted, is made good by who takes the
+    lock next.
+
+    Args:
+        table: the priorities.
+        guarded: a lock between processes, the buffer's, is held by whoever takes this one.
+    """
+
+    def __init__(self, table: PriorityTable, guarded: bool = False) -> None:
+        self._table = table
+        self.guarded = guarded
+        super().__init__()
+
+    @property
+    def lock(self) -> _TableLock:  # type: ignore[override]
+        """This one itself."""
+        return self
+
+    def renew(self) -> None:
+        """Forget who holds it."""
+        self._threads = threading.RLock()
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        if self._depth == 0:
+            try:
+                self._table.begin(self.guarded)
+            except BaseException:
+                self._threads.release()
+                raise
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and (error[0] is None or isinstance(error[1], Exception)):
+            self._table.end()
+        self._threads.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _TableLock, (self._table, self.guarded)
+
+
 class PrioritySampler(Sampler):
     """A sampler with a priority for every item, whatever it draws.
 
-    Thread-safe. Pickled, it is copied, or shared after :meth:`share_memory_`; between processes the buffer's
-    lock guards it.
+    Thread-safe. Pickled, it is copied, or shared after :meth:`share_memory_`; between processes the lock of a
+    ``ReplayBuffer(shared=True)`` guards it. Without one it raises RuntimeError if it finds another process at
+    it; processes that take turns may use it.
 
     Args:
         table: the priorities.
@@ -37,8 +86,17 @@ class PrioritySampler(Sampler):
         if reduction not in _REDUCTIONS:
             raise ValueError(f"reduction={reduction!r}: give one of {', '.join(_REDUCTIONS)}.")
         self.reduction = reduction
-        self._lock = ThreadLock()
         self._table = table
+        self._lock = _TableLock(table)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a lock between processes is held whenever this is used; a shared buffer sets it."""
+        return self._lock.guarded
+
+    @guarded.setter
+    def guarded(self, value: bool) -> None:
+        self._lock.guarded = value
 
     def _changed(self, items: Tensor | None) -> None:
         """Hear that the weights of some items have changed, or of all; for what is derived from them."""
@@ -225,6 +283,15 @@ class PrioritySampler(Sampler):
         with self._lock:
             self._heed()
             return {**self._table.state_dict(), "reduction": self.reduction}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved: every item keeps its priority."""
+        weights = state_dict["weights"]
+        if not move.first:
+            return state_dict
+        if state_dict["total"] is None or weights.numel() != move.length * move.width:
+            return super().moved(state_dict, move)
+        return {**state_dict, "weights": move.turned_items(weights)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` itself is not changed. O(N).

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from replaybank.samplers.base import SampledStorage
-from replaybank.samplers.priorities import FIRST_STEPS, NEEDED, PriorityTable
+from replaybank.samplers.priorities import FIRST_STEPS, NEEDED, REPAIRS, PriorityTable
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.index import TrajectoryIndex
 from replaybank.weights.sum_tree import SumTree
@@ -43,7 +43,7 @@ class SliceStarts:
         self._log: WriteLog | None = None
         self._mark: LogMark | None = None
         self._index: TrajectoryIndex | None = None
-        self._rebuilds = -1
+        self._rebuilds = self._repairs = -1
 
     def follow(
         self, storage: SampledStorage, index: TrajectoryIndex, needed: int, *, first_steps: bool
@@ -66,6 +66,7 @@ class SliceStarts:
             and index.rebuilds == self._rebuilds
             and number[NEEDED] == needed
             and number[FIRST_STEPS] == first_steps
+            and number[REPAIRS] == self._repairs
         )
         if known and mark == self._mark:
             return
@@ -86,6 +87,7 @@ class SliceStarts:
                 self._look(index, begin, min(end - begin, length), width, needed, first_steps)
         number[NEEDED], number[FIRST_STEPS] = needed, first_steps
         self._log, self._mark, self._index, self._rebuilds = log, mark, index, index.rebuilds
+        self._repairs = number[REPAIRS]
 
     def _look(
         self, index: TrajectoryIndex, begin: int, count: int, width: int, needed: int, first_steps: bool

@@ -14,6 +14,7 @@ from replaybank.samplers.passes import Pass
 from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slicing import Slicing, none_long_enough, shape_of, sizes_of, truncated_of
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
+from replaybank.storages.resize import Move
 
 
 @SliceSampler.register
@@ -179,6 +180,16 @@ class SliceSamplerWithoutReplacement(Sampler):
         fresh = Pass()
         fresh.ended = self.ran_out
         return fresh
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved; if they are in another order, a pass begins."""
+        fresh = Pass()
+        fresh.ended = bool(state_dict["pass"]["ended"])
+        return {
+            **state_dict,
+            "pass": fresh.state_dict() if move.first else state_dict["pass"],
+            "follower": Follower.moved(state_dict["follower"], move),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what was left when the state was taken, if the storage is as it was then. O(left).

@@ -12,6 +12,7 @@ from torch import Tensor
 from replaybank.samplers.arguments import batch_of, real, whole
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.follow import Follower
+from replaybank.storages.resize import Move
 from replaybank.storages.write_log import WriteLog
 
 
@@ -175,6 +176,22 @@ class StalenessAwareSampler(Sampler):
             "clock": self._clock,
             "stamps": None if self._stamps is None else self._stamps.clone(),
             "follower": self._follower.state_dict(),
+        }
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved: every row keeps its age."""
+        stamps, behind = state_dict["stamps"], int(state_dict["next"])
+        if move.first:
+            behind = (behind - move.first) % move.length or move.length
+        if stamps is not None:
+            fresh = stamps.new_zeros(move.rows)
+            fresh[: move.length] = move.turned(stamps[: move.length])
+            stamps = fresh
+        return {
+            **state_dict,
+            "next": behind % move.rows,
+            "stamps": stamps,
+            "follower": Follower.moved(state_dict["follower"], move),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

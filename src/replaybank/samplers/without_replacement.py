@@ -9,6 +9,7 @@ from typing import Any
 from replaybank.samplers.arguments import batch_of
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.passes import Pass
+from replaybank.storages.resize import Move
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -95,6 +96,10 @@ class SamplerWithoutReplacement(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """The arguments, and what is left of the pass in its order. O(items left)."""
         return {"drop_last": self.drop_last, "shuffle": self.shuffle, "pass": self._pass.state_dict()}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved: the pass goes on over the same items."""
+        return {**state_dict, "pass": Pass.moved(state_dict["pass"], move)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with what was left when the state was taken. O(items left).

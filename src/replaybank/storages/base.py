@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from replaybank.errors import DataFormatError
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
 from replaybank.storages.log_header import checked_state
+from replaybank.storages.resize import Move
 from replaybank.storages.write_log import WriteLog
 
 T = TypeVar("T")
@@ -362,6 +364,23 @@ class Storage(Stateful):
             copy: False gives views of the items where there can be such, to be saved at once: they are right
                 only as long as nobody writes, and take no memory of their own.
         """
+
+    def state_to_save(self) -> dict[str, Any]:
+        """The state for a checkpoint, with views of the items where there can be such.
+
+        As ``checkpoint.Rows`` where the log tells what has changed since an earlier save.
+        """
+        # A storage of a user's own may know nothing of copies.
+        views = "copy" in inspect.signature(self.state_dict).parameters
+        return self.state_dict(copy=False) if views else self.state_dict()
+
+    def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
+        """Where the rows of a state come to lie when this storage loads it; None: where they were. O(1).
+
+        Raises:
+            ValueError: there are more than this storage has room for.
+        """
+        return None
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from replaybank.storages.base import check_log
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.list import ListStorage
 from replaybank.storages.structure import Structure, show
+from replaybank.storages.write_log import moved_state
 
 Codec = Callable[[bytes], bytes]
 """Bytes in, bytes out."""
@@ -184,7 +185,7 @@ class CompressedListStorage(ListStorage):
         """Take over a state; ``state_dict`` stays the caller's. O(bytes).
 
         Raises:
-            ValueError: the state is of another capacity or damaged; nothing has been changed.
+            ValueError: it is damaged, or holds more than there is room for; nothing has been changed.
         """
         sizes, numbers = state_dict["sizes"].tolist(), state_dict["form"].tolist()
         forms = []
@@ -196,12 +197,18 @@ class CompressedListStorage(ListStorage):
         fits = len(sizes) == len(numbers) and sum(sizes) == len(content) and min(sizes, default=0) >= 0
         if not fits or any(not 0 <= number < len(forms) for number in numbers):
             raise ValueError("The state is damaged: its items do not match their sizes and forms.")
-        check_log(state_dict["log"], len(sizes))
-        self.log.load_state_dict(state_dict["log"])
-        self._items, at = [], 0
+        log = state_dict["log"]
+        check_log(log, len(sizes))
+        items: list[Any] = []
+        at = 0
         for size, number in zip(sizes, numbers, strict=True):
-            self._items.append(_Packed(forms[number], bytes(content[at : at + size])))
+            items.append(_Packed(forms[number], bytes(content[at : at + size])))
             at += size
+        move = self.move_of(state_dict)
+        if move is not None:
+            log, items = moved_state(log, move.rows, move.first), items[move.first :] + items[: move.first]
+        self.log.load_state_dict(log)
+        self._items = items
 
 
 _STORABLE = frozenset(DTYPES.values())

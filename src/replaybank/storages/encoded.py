@@ -15,7 +15,7 @@ from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import EncodedFrames, frames_of
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.structure import show
-from replaybank.storages.table import Table, checked, whole
+from replaybank.storages.table import Leaf, Table, checked, read, whole
 
 _LARGEST_RATIO = 1.5
 """No encoder makes more of pixels than this (noise as JPEG of quality 100 takes 1.3 times as much); files and
@@ -264,7 +264,7 @@ class EncodedTable:
             out["next"] = {**state["next"], "links": links}
         return out
 
-    def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
+    def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""
         count = torch.Size(dims).numel()
         entries = {entry["leaf"]: entry for entry in state.get("frames", ())}
@@ -273,9 +273,9 @@ class EncodedTable:
             or entries[column.number]["channels_first"] != column.frames.channels_first
             for column in self._columns
         ):
-            leaves = self.fit(whole(data, state, dims, self.items), dims)
+            leaves = self.fit(whole(read(data), state, dims, self.items), dims)
             contents = self._encoded(leaves)
-            others: list[Tensor | None] = [leaves[number] for number in self._others]
+            others: list[Leaf | None] = [leaves[number] for number in self._others]
             self._take_over(others, {}, dims, contents)
             return
         contents = [frames_of(entries[column.number], count)[1] for column in self._columns]
@@ -292,7 +292,7 @@ class EncodedTable:
 
     def _take_over(
         self,
-        others: list[Tensor | None],
+        others: list[Leaf | None],
         state: Mapping[str, Any],
         dims: tuple[int, ...],
         contents: list[list[bytes]],

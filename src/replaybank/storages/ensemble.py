@@ -155,6 +155,18 @@ class StorageEnsemble(Stateful):
         """The states of the parts; ``copy`` as in :meth:`Storage.state_dict`."""
         return {"storages": [storage.state_dict(copy=copy) for storage in self.storages]}
 
+    def state_to_save(self) -> dict[str, Any]:
+        """The states of the parts; see :meth:`Storage.state_to_save`."""
+        return {"storages": [storage.state_to_save() for storage in self.storages]}
+
+    @property
+    def takes_stored_rows(self) -> bool:
+        """Whether all parts do."""
+        return all(storage.takes_stored_rows for storage in self.storages)
+
+    def move_of(self, state_dict: Mapping[str, Any]) -> None:
+        """Nothing moves: the parts are as large as they were."""
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state, wholly or not at all. O(N), with copies of what the parts hold.
 
@@ -166,6 +178,12 @@ class StorageEnsemble(Stateful):
             raise ValueError(
                 f"The state is of {len(states)} storages, the ensemble has {len(self.storages)}."
             )
+        for number, (storage, state) in enumerate(zip(self.storages, states, strict=True)):
+            if storage.move_of(state) is not None:  # the samplers of the parts would not know
+                raise ValueError(
+                    f"The state of part {number} is of another capacity than the storage: make it as large. "
+                    "Nothing has been changed."
+                )
         before: list[StorageSnapshot] = []
         try:
             for storage, state in zip(self.storages, states, strict=True):

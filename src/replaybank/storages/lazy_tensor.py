@@ -187,16 +187,11 @@ class LazyTensorStorage(TensorStorage):
         return table
 
     def _make_place(
-        self, state_dict: Mapping[str, Any], specs: Sequence[LeafSpec], rows: int, columns: tuple[int, ...]
+        self, state_dict: Mapping[str, Any], specs: Sequence[LeafSpec], columns: tuple[int, ...]
     ) -> None:
         if self._table is not None:
             return
         structure = Structure.from_json(state_dict.get("structure"), [spec.key for spec in specs])
-        mine = self.rows_with(columns)
-        if rows != mine:
-            raise ValueError(
-                f"The state is of {rows} rows, this storage would have {mine}: make it of that size."
-            )
         self._initialize(structure, list(specs), columns, self.device or torch.device("cpu"))
 
     def _widen(self, table: Table, specs: list[LeafSpec]) -> Table:

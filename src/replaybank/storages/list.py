@@ -14,7 +14,10 @@ from torch import Tensor
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run
+from replaybank.storages.log_header import checked_state
+from replaybank.storages.resize import Move, move_to
 from replaybank.storages.table import out_of_range
+from replaybank.storages.write_log import cursor_and_length, moved_state
 
 UNBOUNDED = sys.maxsize
 """Capacity of a list without ``max_size``."""
@@ -151,18 +154,30 @@ class ListStorage(Storage):
         items = self._items[: len(self)]
         return {"log": self.log.state_dict(), "items": deepcopy(items) if copy else items}
 
+    def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
+        """Where the items of a state come to lie; see the base class."""
+        log = entry(state_dict, "log", dict)
+        checked_state(log)
+        if self._bound is not None:
+            return move_to(log, self._bound, 1)
+        rows, (_, length) = len(log["cut"]), cursor_and_length(log)
+        return move_to(log, 2 * rows if length == rows else rows, 1)  # a list without a bound is never full
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
 
         Raises:
-            ValueError: the state is of another capacity; nothing has been changed.
+            ValueError: it holds more than there is room for; nothing has been changed.
             DataFormatError: it is damaged; nothing has been changed.
         """
         log, items = entry(state_dict, "log", dict), entry(state_dict, "items", list)
         rows = check_log(log, len(items))
         items = deepcopy(items)
+        move = self.move_of(state_dict)
+        if move is not None:
+            log, items = moved_state(log, move.rows, move.first), items[move.first :] + items[: move.first]
         if self._bound is None:
-            resize_log(self.log, rows)
+            resize_log(self.log, rows if move is None else move.rows)
         self.log.load_state_dict(log)
         self._items = items
 

@@ -17,9 +17,14 @@ EPOCH_EVENTS, EPOCH_SEEN = 8, 9  # the log's mark when the epoch began
 # length and cursor before it.
 PENDING, PENDING_START, PENDING_LENGTH, PENDING_CURSOR = 7, 10, 11, 12
 TOUCHES = 13
+HISTORY = 16  # and 17: random numbers, which no other log has
+# Whether items may be changed without the log being told, in the lowest bit; above it, the epoch that began
+# with the last broken-off write that was made good.
+UNSEEN = 18
 REPLACING = -1  # for PENDING: slots anywhere, whose bytes in ``cut`` have the bit MARKED
 MARKED = 2
-HEADER = 16
+SAVED = 16  # so many belong to a state; those behind are this log's own, not of what it says
+HEADER = 24
 _MOST = 1 << 62  # of a count that is loaded: what comes on top must fit as well
 
 
@@ -34,14 +39,14 @@ def checked_state(state: object) -> tuple[list[int], Tensor]:
     if not (
         isinstance(header, Tensor)
         and isinstance(cut, Tensor)
-        and (header.dtype, header.shape) == (torch.int64, (HEADER,))
+        and (header.dtype, header.shape) == (torch.int64, (SAVED,))
         and (cut.dtype, cut.ndim) == (torch.bool, 1)
         and len(cut) > 0
         and header.layout is cut.layout is torch.strided
     ):
         found = [f"{part.dtype} {list(part.shape)}" if isinstance(part, Tensor) else part for part in parts]
         raise DataFormatError(
-            f"The state's log is damaged: its header is int64 [{HEADER}] and its cuts are bool [rows], got "
+            f"The state's log is damaged: its header is int64 [{SAVED}] and its cuts are bool [rows], got "
             f"{found[0]!r:.80} and {found[1]!r:.80}. Nothing has been changed."
         )
     values, rows = header.tolist(), len(cut)

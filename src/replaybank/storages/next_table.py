@@ -14,7 +14,7 @@ from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
-from replaybank.storages.table import PLAN_BYTES, LeafTable, checked, out_of_range, whole
+from replaybank.storages.table import PLAN_BYTES, Leaf, LeafTable, checked, out_of_range, read, whole
 
 OBSERVATION: Key = ("observation",)
 NEXT_OBSERVATION: Key = ("next", "observation")
@@ -360,25 +360,26 @@ class NextTable:
             },
         }
 
-    def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
+    def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""
         count = torch.Size(dims).numel()
         compact = state.get("next")
         if compact is None or sorted(map(tuple, compact["links"])) != sorted(self._links):
-            leaves = self.fit(whole(data, state, dims, self.items), dims)
+            leaves = self.fit(whole(read(data), state, dims, self.items), dims)
             self.clear()
             if count:
                 self.scatter_run(0, count, leaves)
             return
         check_next(compact, dims, self.items)
-        stored = self._main.forms.fit([data[number] for number in self._stored], dims)
+        stored = [data[number] for number in self._stored]
+        self._main.check(stored, dims)
         kept = int(compact["aside"][0].shape[0])
         by_leaf = {tuple(link): leaf for link, leaf in zip(compact["links"], compact["aside"], strict=True)}
         aside = self._aside.forms.fit([by_leaf[link] for link in self._links], (kept,))
         self.clear()
         self._make_room(kept)
         if count:
-            self._main.scatter_run(0, count, stored)
+            self._main.load(stored, {}, dims)
         if kept:
             self._aside.scatter_run(0, kept, aside)
         self._counts[0] = kept

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.checkpoint import StoredRows
+from replaybank.checkpoint_files import rows_in_chunk
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import decoded_again
@@ -29,6 +31,10 @@ _UNKNOWN = frozenset(
 
 PLAN_BYTES = 32
 """Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
+
+
+Leaf: TypeAlias = "Tensor | StoredRows"
+"""A leaf of a state: in memory, or in a checkpoint's files."""
 
 
 class Table(Protocol):
@@ -99,7 +105,7 @@ class Table(Protocol):
         """
         ...
 
-    def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
+    def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over what the ``dump`` of any table left.
 
         Args:
@@ -381,11 +387,25 @@ class LeafTable:
         """The first ``count`` items, ``[*lead, *shape]``. O(count * bytes), or O(leaves) without copies."""
         return {"data": self.gather_run(0, count, lead) if copy else self.valid_views(lead[0])}
 
-    def load(self, data: list[Tensor | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
-        """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""
-        leaves = self.fit(whole(data, state, dims, self.items), dims)
-        if dims[0]:
-            self.scatter_run(0, torch.Size(dims).numel(), leaves)
+    def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
+        """Take over a dump, some rows at a time; see :meth:`Table.load`. O(items * bytes)."""
+        if any(leaf is None for leaf in data):
+            data = [*whole(read(data), state, dims, self.items)]
+        leaves = self.check(data, dims)
+        length, width = dims[0], torch.Size(dims[1:]).numel()
+        step = rows_in_chunk(self._item_bytes * width)
+        for start in range(0, length, step):
+            stop = min(start + step, length)
+            fitted = self.fit([leaf[start:stop] for leaf in leaves], (stop - start, *dims[1:]))
+            self.scatter_run(start * width, (stop - start) * width, fitted)
+
+    def check(self, data: Sequence[Leaf | None], dims: tuple[int, ...]) -> list[Leaf]:
+        """The leaves of a dump, all there; raises ValueError or TypeError if they do not fit. O(leaves)."""
+        leaves = [leaf for leaf in data if leaf is not None]
+        self.fit([leaf[:0] for leaf in leaves], (0, *dims[1:]))
+        if any(tuple(leaf.shape[: len(dims)]) != dims for leaf in leaves):
+            raise ValueError(f"The state is damaged: not all of its leaves are of {list(dims)} items.")
+        return leaves
 
     def __getstate__(self) -> dict[str, Any]:
         whole = None if self.given else _whole_of(self.buffers)
@@ -406,6 +426,11 @@ class LeafTable:
         self.__init__(  # type: ignore[misc]
             state["layout"], state["dims"], buffers, state["device"], given=state["given"]
         )
+
+
+def read(data: Sequence[Leaf | None]) -> list[Tensor | None]:
+    """The leaves of a dump in memory."""
+    return [leaf.read() if isinstance(leaf, StoredRows) else leaf for leaf in data]
 
 
 def whole(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.checkpoint import Rows
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import MemoryArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
@@ -16,8 +17,10 @@ from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.leaves import common_lead, count_of, is_empty, leaf_specs
-from replaybank.storages.structure import Differs, Structure
-from replaybank.storages.table import LeafTable, Table, checked
+from replaybank.storages.log_header import checked_state
+from replaybank.storages.resize import Move, move_to, resized
+from replaybank.storages.structure import Differs, Structure, show
+from replaybank.storages.table import Leaf, LeafTable, Table, checked
 from replaybank.storages.tensor_state import check_columns, check_data, renumbered
 
 CHECKED_COPY_BYTES = 1 << 26
@@ -80,6 +83,7 @@ class TensorStorage(Storage):
         self._structure: Structure | None = structure
         self._table: Table | None = LeafTable(layout, dims, leaves, where, given=True)
         self.log.fill()
+        self.log.hand_out()
 
     @property
     def initialized(self) -> bool:
@@ -108,6 +112,7 @@ class TensorStorage(Storage):
     def view(self) -> Any:
         """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
         table, structure = self._parts()
+        self._log.hand_out()
         return structure.build(table.valid_views(self.log.length), self.shape, self.device)
 
     def _parts(self) -> tuple[Table, Structure]:
@@ -262,18 +267,51 @@ class TensorStorage(Storage):
             state.update(table.dump(len(self), tuple(self.shape), copy=copy))
         return state
 
+    def state_to_save(self) -> dict[str, Any]:
+        """The state with views of the items, and what the log tells of them; see the base class.
+
+        Given tensors, and those that :meth:`view` has handed out, may change without the log being told.
+        """
+        state = self.state_dict(copy=False)
+        log, table = self.log, self._table
+        history = log.history
+        if table is not None and history is not None:
+            keys = [show(spec.key) for spec in table.layout.leaves]
+            state["data"] = [
+                leaf if leaf is None else Rows(leaf, history, key, log.mark(), log.changed_since)
+                for leaf, key in zip(state["data"], keys, strict=True)
+            ]
+        return state
+
+    @property
+    def takes_stored_rows(self) -> bool:
+        """Whether a state may hold ``checkpoint.StoredRows``: here, always."""
+        return True
+
+    def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
+        """Where the rows of a state come to lie; see the base class."""
+        if not state_dict.get("initialized"):
+            return None
+        columns = tuple(entry(state_dict, "columns", list))
+        check_columns(columns, self.ndim)
+        checked_state(state_dict.get("log"))
+        return move_to(state_dict["log"], self.rows_with(columns), columns_count((1, *columns)))
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
 
+        It may be of another capacity: items keep their places if there is room for them; where they had gone
+        round a smaller storage they come to lie in order, the oldest first. Dtypes may differ within a kind.
+
         Raises:
-            ValueError: items of another structure or another capacity; nothing has been changed.
+            ValueError: items of another structure, or more than there is room for; nothing has been changed.
             DataFormatError: the state is damaged; nothing has been changed.
         """
         if not entry(state_dict, "initialized", bool):
             self.empty()
             return
         leaves = entry(state_dict, "leaves", list)
-        data: list[Tensor | None] = entry(state_dict, "data", list)
+        data: list[Leaf | None] = entry(state_dict, "data", list)
         columns = tuple(entry(state_dict, "columns", list))
         check_columns(columns, self.ndim)
         specs = RowLayout.from_json(
@@ -281,9 +319,12 @@ class TensorStorage(Storage):
         ).leaves
         length = check_data(data, specs, columns, state_dict)
         rows = check_log(entry(state_dict, "log", dict), length)
+        move = self.move_of(state_dict)
         before = self._before_change()
         try:
-            self._make_place(state_dict, specs, rows, columns)
+            self._make_place(state_dict, specs, columns)
+            if move is not None:
+                state_dict, rows = resized(state_dict, move), move.rows
             self._take_over(state_dict, rows, columns, specs, length)
         except BaseException as error:
             self._give_up(self._log, error)
@@ -291,7 +332,7 @@ class TensorStorage(Storage):
             raise
 
     def _make_place(
-        self, state_dict: Mapping[str, Any], specs: Sequence[LeafSpec], rows: int, columns: tuple[int, ...]
+        self, state_dict: Mapping[str, Any], specs: Sequence[LeafSpec], columns: tuple[int, ...]
     ) -> None:
         """Have a place for the items of a state: given tensors are one."""
 
@@ -304,12 +345,12 @@ class TensorStorage(Storage):
         length: int,
     ) -> None:
         """The rest of loading, once it is known what items look like."""
-        data: list[Tensor | None] = state_dict["data"]
+        data: list[Leaf | None] = state_dict["data"]
         table, structure = self._parts()
         if columns != self.columns or rows != self.rows:
             raise ValueError(
-                f"The state is of {rows} rows with columns {columns}; this storage has {self.rows} rows with "
-                f"columns {self.columns}. Make the storage of that size."
+                f"The state is of columns {columns}; this storage has columns {self.columns}. Make the "
+                "storage with those columns. Nothing has been changed."
             )
         numbers = {spec.key: number for number, spec in enumerate(specs)}
         if set(numbers) != set(structure.keys):

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from replaybank.checkpoint import StoredRows
 from replaybank.errors import DataFormatError
 from replaybank.storages.base import entry
 from replaybank.storages.layout import LeafSpec
@@ -29,7 +30,7 @@ def check_data(
     """
     lengths = {
         len(leaf)
-        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
+        if isinstance(leaf, (Tensor, StoredRows)) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
         else -1
         for leaf, spec in zip(data, specs, strict=False)
         if leaf is not None
@@ -38,7 +39,11 @@ def check_data(
         length = entry(state, "length", int)
         lengths = {-1 if isinstance(length, bool) else length}
     if len(data) != len(specs) or len(lengths) != 1 or min(lengths) < 0:
-        found = [list(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in data]
+        shapes = [getattr(leaf, "shape", None) for leaf in data]
+        found = [
+            type(leaf).__name__ if shape is None else list(shape)
+            for leaf, shape in zip(data, shapes, strict=True)
+        ]
         raise DataFormatError(
             f"The state is damaged: its data is {found!s:.200}, and it speaks of {len(specs)} leaves of "
             f"{[list(spec.shape) for spec in specs]!s:.200} an item in columns {columns}. Nothing has been "

@@ -19,6 +19,7 @@ from replaybank.storages.log_header import (
     EPOCH_EVENTS,
     EPOCH_SEEN,
     HEADER,
+    HISTORY,
     LENGTH,
     MARKED,
     PENDING,
@@ -26,19 +27,23 @@ from replaybank.storages.log_header import (
     PENDING_LENGTH,
     PENDING_START,
     REPLACING,
+    SAVED,
     TOTAL,
     TOUCHES,
+    UNSEEN,
     checked_state,
 )
 
-__all__ = ["RING", "LogChanges", "LogMark", "WriteLog"]
+__all__ = ["RING", "LogChanges", "LogMark", "WriteLog", "cursor_and_length", "moved_state"]
 
 _process = 0  # another in every forked child: a write that was under way when it was forked is not its own
+_process_name = os.urandom(8).hex()  # likewise, and another in every process
 
 
 def _renew() -> None:
-    global _process
+    global _process, _process_name
     _process += 1
+    _process_name = os.urandom(8).hex()
 
 
 if hasattr(os, "register_at_fork"):
@@ -86,6 +91,7 @@ class WriteLog:
         self.cut = torch.zeros(rows, dtype=torch.bool)
         self._view()
         self._cut[0] = True
+        _name_anew(self.state)
 
     def _view(self) -> None:
         # A tensor element takes microseconds to read, a memoryview's 40 ns; other processes' writes show too.
@@ -125,6 +131,31 @@ class WriteLog:
         """Whether nothing was appended since the log was at this ``epoch`` and ``total``. O(1)."""
         ints = self._ints
         return bool(ints[TOTAL] == total and ints[EPOCH] == epoch)
+
+    @property
+    def history(self) -> str | None:
+        """Names the sequence of changes that marks are places in; None if changes may go unseen.
+
+        Two logs have one name only if they share their memory.
+        """
+        ints = self._ints
+        if ints[UNSEEN] & 1:
+            return None
+        name = f"{ints[HISTORY]:016x}{ints[HISTORY + 1]:016x}"
+        # The copy that a forked child has of a log that is not shared goes its own way.
+        return name if self.state.is_shared() else f"{name}-{_process_name}"
+
+    def hand_out(self) -> None:
+        """Note that items may from now on be changed without the log being told. O(1)."""
+        self._ints[UNSEEN] |= 1
+
+    def mended(self, epoch: int) -> bool:
+        """Whether since ``epoch`` nothing became void but a broken-off write, which was made good.
+
+        Then the rows there were then are the ones there are now, and some of them copies of others.
+        """
+        ints = self._ints
+        return epoch >= 0 and epoch + 1 == ints[EPOCH] == ints[UNSEEN] >> 1
 
     @property
     def unfinished(self) -> bool:
@@ -204,6 +235,7 @@ class WriteLog:
         cuts[cursor] = True
         ints[LENGTH], ints[CURSOR], ints[CONTINUES] = length, cursor, 0
         ints[EPOCH] += 1
+        ints[UNSEEN] = ints[UNSEEN] & 1 | ints[EPOCH] << 1
         ints[BASE] = ints[TOTAL]
         self._begin_epoch()
         ints[PENDING] = 0  # last: who is interrupted before has the same to do again
@@ -358,6 +390,27 @@ class WriteLog:
         """
         return self._events.changes(mark)
 
+    def changed_since(self, mark: tuple[int, ...]) -> list[tuple[int, int]] | None:
+        """The runs of rows within ``[0, rows)`` that have changed since a mark of this history.
+
+        Args:
+            mark: a :class:`LogMark`, as it was then.
+
+        Returns:
+            Runs ``(start, count)``, which may overlap; None if that is not known.
+        """
+        if len(mark) != len(LogMark._fields):
+            return None
+        changes = self.changes(LogMark(*mark))
+        if changes.everything:
+            return None
+        runs = []
+        for start, count in changes.runs:
+            runs.append((start, min(count, self.rows - start)))
+            if start + count > self.rows:
+                runs.append((0, start + count - self.rows))
+        return runs
+
     def appended_since(self, total: int) -> list[tuple[int, int, int]] | None:
         """The rows appended after the first ``total`` ever. O(events since).
 
@@ -377,7 +430,7 @@ class WriteLog:
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as copies. O(rows). Events are left out: loading makes every follower read anew."""
-        return {"header": self.state[:HEADER].clone(), "cut": self.cut.clone()}
+        return {"header": self.state[:SAVED].clone(), "cut": self.cut.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state and start a new epoch. O(rows).
@@ -402,7 +455,9 @@ class WriteLog:
         if self.state.is_shared():
             return {"rows": self.rows, "state": self.state, "cut": self.cut}
         # Sending a tensor to a process moves its memory under our feet: what is not shared is copied.
-        return {"rows": self.rows, "state": self.state.clone(), "cut": self.cut.clone()}
+        state = self.state.clone()
+        _name_anew(state)
+        return {"rows": self.rows, "state": state, "cut": self.cut.clone()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -410,3 +465,34 @@ class WriteLog:
 
     def __repr__(self) -> str:
         return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"
+
+
+def cursor_and_length(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Where the next regular write goes, and the number of valid rows, of a checked state."""
+    header = state["header"]
+    return int(header[CURSOR]), int(header[LENGTH])
+
+
+def moved_state(state: Mapping[str, Any], rows: int, first: int) -> dict[str, Any]:
+    """The checked state of a log, for one with another number of rows. O(rows).
+
+    Args:
+        state: its rows, if not all of them are valid, stay where they are.
+        rows: capacity along time, at least the number of valid rows.
+        first: the row that becomes row 0, with the others behind it in a circle; where all rows are valid
+            and the next write replaces the oldest, the row that it replaces.
+    """
+    header, length = state["header"].clone(), int(state["header"][LENGTH])
+    cut = torch.zeros(rows, dtype=torch.bool)
+    cut[:length] = state["cut"][:length].roll(-first, 0)
+    full = length == len(state["cut"])
+    header[CURSOR] = length % rows if full else header[CURSOR] % rows
+    # Nothing joins across the write cursor, and what has room left has not gone round.
+    cut[int(header[CURSOR])] = True
+    cut[0] = True
+    return {"header": header, "cut": cut}
+
+
+def _name_anew(state: Tensor) -> None:
+    for place in (HISTORY, HISTORY + 1):
+        state[place] = int.from_bytes(os.urandom(7), "little")

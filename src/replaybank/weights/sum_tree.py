@@ -426,6 +426,10 @@ class SumTree:
         self.leaves[flat.numel() :] = 0
         self._refresh_all()
 
+    def refresh(self) -> None:
+        """Make all sums anew from the leaves, after a change that was broken off. O(N)."""
+        self._refresh_all()
+
     def _refresh_all(self) -> None:
         if self.native:
             _native.tree_refresh(*self._place)

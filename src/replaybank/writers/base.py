@@ -14,6 +14,7 @@ from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import is_tensorclass, with_entry
 from replaybank.storages.base import Storage, entry
+from replaybank.storages.resize import Move
 
 
 class Writer(Stateful):
@@ -90,6 +91,10 @@ class Writer(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values. The cursor is in the storage's state."""
         return {"write_count": 0 if self._storage is None else self.write_count}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state of such a writer for a storage whose rows have moved; that itself is not changed."""
+        return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state, once the storage has taken over its own.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replaybank.errors import MissingKeyError
 from replaybank.storages.base import Storage
+from replaybank.storages.resize import Move
 from replaybank.storages.write_log import LogMark
 from replaybank.writers.base import Writer, indexed
 
@@ -160,6 +161,10 @@ class TensorDictMaxValueWriter(Writer):
             self._follow()
         ages = torch.tensor(self._ages, dtype=torch.int64)
         return {**super().state_dict(), "ages": ages, "next_age": self._next_age}
+
+    def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
+        """A state for a storage whose rows have moved: every item keeps its age."""
+        return {**state_dict, "ages": move.turned(state_dict["ages"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ranks are read from the storage when they are needed."""
