@@ -525,7 +525,8 @@ def test_stats_of_an_embedding_are_cut_short_unless_it_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     values = torch.zeros(cli.MOST_NUMBERS + 8)
-    stats = {("text", "embedding"): EntryStats(values, values, values, values, values, values, 5)}
+    stats: dict[tuple[str, ...], EntryStats] = {}
+    stats["text", "embedding"] = EntryStats(values, values, values, values, values, values, 5)
     show_stats(stats, most=cli.MOST_NUMBERS)
     title, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert title == "text/embedding: 5 steps; 32 of 40 numbers (--key text/embedding shows all)"
@@ -541,3 +542,12 @@ def test_a_converted_dataset_is_not_streamed(
     assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
     assert cli.run(["stream", str(made)]) == cli.MISUSED
     assert f"{made} is converted already, so there is nothing to stream" in capsys.readouterr().err
+
+
+def test_what_is_there_of_a_dataset_can_be_streamed(arm_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / arm.NAME / arm.VERSION
+    shutil.copytree(arm_folder, folder)
+    sorted(folder.glob("*tfrecord*"))[0].unlink()
+    arguments = ["stream", str(folder), "--seconds", "0.01", "--workers", "0"]
+    assert cli.run(arguments) == cli.FAILED
+    assert cli.run([*arguments, "--allow-missing"]) == 0

@@ -324,6 +324,12 @@ def stream(
     workers: Annotated[
         int | None, typer.Option(min=0, help="Threads that decode.", show_default="the CPUs, up to 4")
     ] = None,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="Read what is there of a dataset whose files are not all there."
+        ),
+    ] = False,
     buffer: Annotated[
         int, typer.Option(min=0, metavar="MB", help="Encoded megabytes to draw from; more shuffle better.")
     ] = 256,
@@ -348,6 +354,7 @@ def stream(
         source=place,
         split=split,
         num_workers=workers,
+        allow_missing=allow_missing,
         buffer_bytes=buffer << 20,
     )
     try:
