@@ -309,7 +309,12 @@ def verify(
 
 @app.command()
 def stream(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or URL of a dataset.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="Folder or URL of a published dataset, or an id of `replaybank list`."
+        ),
+    ],
     seconds: Annotated[float, typer.Option(min=0.0, help="How long.")] = 10.0,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Steps in a batch; without it whole trajectories come.")
@@ -322,6 +327,9 @@ def stream(
     buffer: Annotated[
         int, typer.Option(min=0, metavar="MB", help="Encoded megabytes to draw from; more shuffle better.")
     ] = 256,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Stream what is there where declared files are not.")
+    ] = False,
 ) -> None:
     """Stream a dataset for a while, without storing it, and show how fast it comes with how much memory."""
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
@@ -339,6 +347,7 @@ def stream(
         split=split,
         num_workers=workers,
         buffer_bytes=buffer << 20,
+        allow_missing=allow_missing,
     )
     try:
         with _reading("s", title="Streaming") as show:

@@ -52,6 +52,10 @@ Column: TypeAlias = "npt.NDArray[Any] | list[str] | Images"
 """One field over an episode: an array ``[T, ...]``, ``T`` strings, or ``T`` encoded images."""
 
 
+ALLOW_MISSING = "allow_missing=True (--allow-missing; of the source itself allow_missing_shards=True)"
+"""What to pass for a dataset of which files are missing: as function, command and class call it."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file of episodes: the unit of work, of progress and of resuming.

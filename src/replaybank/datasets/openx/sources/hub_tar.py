@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from replaybank.datasets.openx.sources import safe_pickle
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
+from replaybank.datasets.openx.sources.base import ALLOW_MISSING, Episode, FieldSpec, Key, Shard
 from replaybank.datasets.openx.sources.files import exists, is_folder, is_url, join, list_names, open_binary
 from replaybank.datasets.openx.sources.hub_columns import (
     RawEpisode,
@@ -263,7 +263,7 @@ def _find(path: str, dataset_id: str | None, *, allow_missing: bool) -> list[str
             shown = ", ".join(shard_name(name, n) for n in absent[:8])
             raise FileNotFoundError(
                 f"{path}: {len(absent)} of at least {max(numbered) + 1} shards are missing: {shown}"
-                f"{' and more' if len(absent) > 8 else ''}; pass allow_missing_shards=True to read the "
+                f"{' and more' if len(absent) > 8 else ''}; pass {ALLOW_MISSING} to read the "
                 f"{len(numbered)} that are there"
             )
         return [numbered[number] for number in sorted(numbered)]
