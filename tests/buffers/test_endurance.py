@@ -134,8 +134,8 @@ def test_four_threads_sample_while_two_write(sampler: str) -> None:
     check_whole(buffer)
 
 
-def live(buffer: ReplayBuffer, number: int, steps: torch.Tensor) -> None:
-    """Write (odd) or sample (even), until told to end by a negative number."""
+def live(buffer: ReplayBuffer, number: int, steps: torch.Tensor, pause: float) -> None:
+    """Write (odd) or sample (even), with pauses in seconds, until told to end by a negative number."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", RuntimeWarning)  # of what the killed ones were writing
     generator = torch.Generator().manual_seed(number)
@@ -143,6 +143,7 @@ def live(buffer: ReplayBuffer, number: int, steps: torch.Tensor) -> None:
     while steps[0] >= 0:
         (write(buffer, generator, number) if number % 2 else sample(buffer, generator))
         steps[number] += 1
+        time.sleep(pause)
 
 
 def die_writing(buffer: ReplayBuffer, number: int, steps: torch.Tensor) -> None:
@@ -197,10 +198,13 @@ def test_processes_go_on_when_others_are_killed(method: str, sampler: str, stora
     )
     buffer.extend(items(torch.Generator().manual_seed(0), 60, 0))
     buffer.sample()
-    alive = 4 if method == "fork" else 2
+    # Importing takes seconds, which the others would take from those that do.
+    alive, pause = (4, 0.0) if method == "fork" else (2, 0.01)
     steps = torch.zeros(1 + alive, dtype=torch.int64).share_memory_()
     context: Any = multiprocessing.get_context(method)
-    processes = [context.Process(target=live, args=(buffer, number, steps)) for number in range(1, 1 + alive)]
+    processes = [
+        context.Process(target=live, args=(buffer, number, steps, pause)) for number in range(1, 1 + alive)
+    ]
     for process in processes:
         process.start()
     longest, rounds = 0.0, 0

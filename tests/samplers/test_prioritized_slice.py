@@ -75,7 +75,7 @@ def runs(storage: PlainStorage, sampler: PrioritizedSliceSampler, size: int) -> 
 # ---- which steps are allowed starts
 
 
-@settings(max_examples=examples(1200), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_after_any_history_starts_and_weights_are_those_of_the_slots_themselves(seed: int) -> None:
     history = History(seed)

@@ -391,7 +391,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(2000), deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 @given(
     actions=ACTIONS,
     rows=st.integers(1, 20),

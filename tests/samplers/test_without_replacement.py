@@ -244,7 +244,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(3000), deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(
     actions=ACTIONS,
     rows=st.integers(1, 12),

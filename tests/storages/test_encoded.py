@@ -58,8 +58,10 @@ def test_images_of_every_form_come_back(
         storage.set(range(40), {"image": images})
         index = torch.tensor([[3, -1], [39, 3]])
         found = storage.get(index)["image"]
+        everything = storage.get(range(40))["image"]
     finally:
         torch.set_num_threads(before)
+    assert torch.equal(everything[index], found)
     assert (found.dtype, found.shape) == (torch.uint8, (2, 2, *images.shape[1:]))
     difference = (found.int() - images[index].int()).abs()
     assert int(difference.max()) <= (0 if name == "png" else 60)

@@ -358,6 +358,13 @@ def test_what_is_decoded_ahead_changes_nothing() -> None:
         b["step"].tolist() for b in stream(4, slice_len=2, strict_length=False, prefetch=9, num_workers=3)
     ]
     assert plain == ahead
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        of_torch = [b["step"].tolist() for b in stream(4, slice_len=2, strict_length=False)]
+    finally:
+        torch.set_num_threads(threads)
+    assert plain == of_torch
 
 
 # --- what a stream is and is not ---------------------------------------------------------------------------
