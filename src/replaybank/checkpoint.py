@@ -33,6 +33,7 @@ from replaybank.checkpoint_files import fsync_directory
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
+from replaybank.sending import Sendable
 
 try:
     import fcntl
@@ -190,7 +191,7 @@ def opened(
         yield read_state(root / complete[back].folder, complete[back], allow_pickle, stored=stored)
 
 
-class Stateful(ABC):
+class Stateful(Sendable, ABC):
     """A part whose whole state is named tensors and plain values, so that saving is written once.
 
     Thread-safety: as that of the part.
