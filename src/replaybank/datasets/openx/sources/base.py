@@ -97,6 +97,12 @@ def kind_of(source: EpisodeSource) -> str:
     return str(getattr(source, "kind", type(source).__name__))
 
 
+def notes_of(source: EpisodeSource) -> tuple[str, ...]:
+    """What an origin found to be not as declared; of the one inside where it only changes another."""
+    inner = getattr(source, "source", None)
+    return tuple(getattr(source, "notes", ())) if inner is None else notes_of(inner)
+
+
 def held_bytes(episode: Episode) -> int:
     """Bytes of memory that an episode takes as long as it is held. O(fields).
 

@@ -110,7 +110,17 @@ class HubTarSource:
         self.fields: Mapping[Key, FieldSpec] = {}
         self.metadata_fields: Mapping[Key, FieldSpec] = {}
         """Fields of the whole episode, by their path."""
+        last = _SHARD.fullmatch(_file_name(found[-1]))
+        numbers = len(found) if last is None or len(found) == 1 else int(last["number"]) + 1
+        self._missing = numbers - len(found)
         self._find_fields()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must have been there and is not."""
+        if not self._missing:
+            return ()
+        return (f"{self._missing} of at least {self._missing + len(self._shards)} shards are missing",)
 
     def _find_fields(self) -> None:
         """Take the fields from the first episodes that can be read.
@@ -212,8 +222,12 @@ def _listed(values: Mapping[Key, Any]) -> dict[Key, list[Any]]:
     return {key: [value] for key, value in plain_metadata(values).items()}
 
 
+def _file_name(path: str) -> str:
+    return path.rstrip("/").replace(os.sep, "/").rpartition("/")[2]
+
+
 def _name_of(path: str) -> str:
-    file = path.rstrip("/").replace(os.sep, "/").rpartition("/")[2]
+    file = _file_name(path)
     match = _SHARD.fullmatch(file)
     return match["name"] if match else file.removesuffix(".tar")
 
