@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from replaybank.checkpoint_fields import Field, FieldSpec, StoredField
 from replaybank.checkpoint_files import fsync_directory
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
@@ -41,8 +42,11 @@ except ImportError:  # no file locks on this system: two savers of one path must
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "Field",
+    "FieldSpec",
     "Rows",
     "Stateful",
+    "StoredField",
     "StoredRows",
     "StrPath",
     "fsync_directory",
