@@ -63,3 +63,11 @@ class MissingKeyError(ReplaybankError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line to an error, as ``BaseException.add_note``, which Python has from 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.args = (f"{error.args[0] if error.args else ''}\n{note}", *error.args[1:])

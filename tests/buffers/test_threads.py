@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from buffers.doubles import Remembers
 from patience import PATIENCE
+from replaybank.buffers.locks import BufferLock
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.slice import SliceSampler
@@ -190,6 +191,32 @@ def test_sampling_goes_on_and_writing_waits_while_a_checkpoint_is_written(
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
     other.loads(tmp_path)
     assert len(other) == 50
+
+
+def test_who_has_waited_for_a_checkpoint_writes_before_the_next() -> None:
+    lock, waits, events = BufferLock(shared=False), threading.Event(), []
+    wait = lock.wait_for_saver
+
+    def waiting() -> None:
+        waits.set()  # with the lock held, which is let go once the thread waits
+        wait()
+
+    lock.wait_for_saver = waiting  # type: ignore[method-assign]
+
+    def write() -> None:
+        with lock.writing:
+            events.append("write")
+
+    writer = threading.Thread(target=write)
+    with lock.paused_writing():
+        writer.start()
+        assert waits.wait(20)
+        with lock.lock:
+            pass
+    with lock.paused_writing():
+        events.append("save")
+    writer.join()
+    assert events == ["write", "save"]
 
 
 def test_a_hook_may_write_to_the_buffer_that_is_saved(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import random
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,11 @@ def saved_by_autograd(tensor: Tensor) -> Any:
     return (weight * tensor).sum()
 
 
+def over_bytes_of(tensor: Tensor) -> Tensor:
+    array: Any = tensor.numpy()
+    return torch.frombuffer(memoryview(array), dtype=torch.float32)
+
+
 HOLDERS: dict[str, Callable[[Tensor], Any]] = {
     "the tensor": lambda tensor: tensor,
     "a row": lambda tensor: tensor[3],
@@ -44,6 +50,10 @@ HOLDERS: dict[str, Callable[[Tensor], Any]] = {
     "autograd": saved_by_autograd,
     "another library": lambda tensor: np.from_dlpack(tensor),
     "a parameter": torch.nn.Parameter,
+    "a capsule": Tensor.__dlpack__,
+    "a tensor over its bytes": over_bytes_of,
+    "its rows, unbound": lambda tensor: tensor.unbind()[3],
+    "a tensor set to its storage": lambda tensor: torch.empty(0).set_(tensor.untyped_storage()),
 }
 
 
@@ -83,6 +93,37 @@ def test_batches_that_are_kept_at_random_stay_as_they_were() -> None:
             kept.pop(chance.randrange(len(kept)))
         assert all(bool((tensor == value).all()) for tensor, value in kept)
     assert memory.nbytes < 40 << 20
+
+
+def test_no_two_get_the_same_memory_though_one_comes_while_the_other_is_served() -> None:
+    # Buffers that share a storage have a lock each. Another thread may come at any call; here one does.
+    came = 0
+    for when in range(40):
+        memory, events, others = BatchMemory(), 0, []
+        made(memory)
+
+        def another(frame: Any, event: str, arg: Any, when: int = when) -> None:
+            nonlocal events
+            if frame.f_code.co_filename == batch_memory.__file__:
+                events += 1
+                if events == when:
+                    sys.setprofile(None)
+                    others.append(made(memory))  # noqa: B023
+
+        sys.setprofile(another)
+        try:
+            mine = made(memory)
+        finally:
+            sys.setprofile(None)
+        came += len(others)
+        assert mine.data_ptr() not in [other.data_ptr() for other in others]
+    assert came > 6
+
+
+@pytest.mark.parametrize("bytes_", [1 << 10, 1 << 20])
+def test_a_default_device_is_not_where_memory_is_made(bytes_: int) -> None:
+    with torch.device("meta"):
+        assert BatchMemory().any_size((bytes_,), torch.uint8).is_cpu
 
 
 def test_a_tensor_is_saved_with_its_own_bytes_only() -> None:

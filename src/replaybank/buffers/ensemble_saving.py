@@ -11,6 +11,7 @@ from torch import Tensor
 from replaybank import checkpoint
 from replaybank.buffers import saving
 from replaybank.buffers.prefetch import copied
+from replaybank.errors import add_note
 
 if TYPE_CHECKING:
     from replaybank.buffers.ensemble_base import ComposedEnsemble
@@ -77,7 +78,7 @@ def take_over(ensemble: ComposedEnsemble, state: Mapping[str, Any]) -> None:
             try:
                 undo.append(saving.take_over(part, saved))
             except (ValueError, TypeError) as error:
-                error.add_note(f"That is buffer {number} of the ensemble.")
+                add_note(error, f"That is buffer {number} of the ensemble.")
                 raise
         with saving._explained("way of drawing buffers", None, None):
             sampler.check_own_state(state["drawing"])

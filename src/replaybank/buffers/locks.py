@@ -188,7 +188,7 @@ class BufferLock:
     """One reentrant lock, ``lock``, under which a buffer does everything.
 
     ``with writing:`` takes it for a write, once no checkpoint is being written; ``with paused_writing():``
-    holds writers back, and lets everybody else in.
+    holds writers back, and lets everybody else in. Who has waited for a checkpoint writes before the next.
 
     Args:
         shared: between processes too. Another process's writers are held back by the lock itself, which is
@@ -210,18 +210,20 @@ class BufferLock:
         self.writing = _Writing(self)
         self._saved = threading.Condition(lock)
         self._saver: int | None = None
+        self._held_back = 0  # writers that wait for the saver
 
     @contextlib.contextmanager
     def paused_writing(self) -> Iterator[None]:
         """Hold writers back, except in this thread."""
-        with self.writing:
-            if self.shared:
+        me, nested = threading.get_ident(), self.lock._is_owned()
+        with self.lock:
+            if self.shared or self._saver == me:  # the latter in a hook of this thread's own saving
                 yield
                 return
-            if self._saver is not None:  # in a hook of this thread's own saving
-                yield
-                return
-            self._saver = threading.get_ident()
+            # A thread that saves again and again would take the lock before those it has woken. Who saves in
+            # the middle of a write lets nobody in.
+            self._saved.wait_for(lambda: self._saver is None and (nested or not self._held_back))
+            self._saver = me
         try:
             yield
         finally:
@@ -231,8 +233,15 @@ class BufferLock:
 
     def wait_for_saver(self) -> None:
         """Wait, with the lock held, until no other thread writes a checkpoint; lets the lock go meanwhile."""
-        me = threading.get_ident()
-        self._saved.wait_for(lambda: self._saver in (None, me))
+        if self._saver == threading.get_ident():
+            return
+        self._held_back += 1
+        try:
+            self._saved.wait_for(lambda: self._saver is None)
+        finally:
+            self._held_back -= 1
+            if not self._held_back:
+                self._saved.notify_all()
 
     def renew_after_fork(self) -> None:
         """In a forked child: another thread of the parent may hold the lock that was copied."""

@@ -9,6 +9,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
+from replaybank.errors import add_note
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.ensemble import item_index, stacked
 
@@ -25,8 +26,9 @@ def refuse_empty_parts(ids: Sequence[int], lengths: Sequence[int]) -> None:
     for number in ids:
         if not lengths[number]:
             error = RuntimeError("Cannot sample from an empty storage.")
-            error.add_note(
-                f"It is that of part {number} of {len(lengths)}: write to it first, or give it a p of 0."
+            add_note(
+                error,
+                f"It is that of part {number} of {len(lengths)}: write to it first, or give it a p of 0.",
             )
             raise error
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,34 +34,32 @@ _SWEEP = 64  # tensors made between two looks for memory that nobody needs any m
 _MOST_BLOCKS = 256  # beyond these somebody collects batches, and looking for a free one takes too long
 
 
+def _nobody() -> None:
+    """Whoever sees a block that has not been given out."""
+
+
 @dataclass(slots=True)
 class _Block:
     owner: npt.NDArray[np.uint8]
     start: int
     last: int
-
-
-def _references_of_nobody() -> int:
-    """What ``getrefcount(block.owner)`` says of one that nobody else holds: it differs between Pythons."""
-    block = _Block(np.empty(0, dtype=np.uint8), 0, 0)
-    return sys.getrefcount(block.owner)
-
-
-_UNUSED = _references_of_nobody()
+    seen: Callable[[], Any] = _nobody
+    """Gives the array that the tensor over this block lies in, or None when that is gone."""
 
 
 class BatchMemory:
     """Makes large tensors, of any content, over memory of earlier ones that are gone.
 
-    Every tensor is a view of a NumPy array that only this object and the tensor's storage refer to. While
-    anybody holds the tensor, a view of it, an array made of it or its storage, the array has one reference
-    more than this object's own: its memory is taken again only once all are gone. Memory that has not been
-    wanted for a while is freed.
+    Every tensor lies in a NumPy array of its own that nobody but the tensor's storage holds, and that this
+    object refers to weakly. Whoever holds the tensor, a view of it, an array made of it or its storage keeps
+    that array: its memory is taken again only once the array is gone. Memory that has not been wanted for a
+    while is freed.
 
     A tensor has its own storage of exactly its size, on the CPU, which cannot be resized.
 
-    Pickled and copied, it is a new one without memory. Not thread-safe: the buffer's lock guards it. Tensors
-    may be dropped in any thread.
+    Pickled and copied, it is a new one without memory. Thread-safe: two buffers, each with a lock of its own,
+    may share a storage. Who comes while another is being served gets new memory. Tensors may be dropped in
+    any thread.
 
     Example:
         >>> memory = BatchMemory()
@@ -72,6 +73,7 @@ class BatchMemory:
     def __init__(self) -> None:
         self._blocks: dict[int, list[_Block]] = {}
         self._made = 0
+        self._turn = threading.Lock()  # never waited for: a forked child may find it taken for good
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor. O(1) where there is memory to be taken again.
@@ -85,15 +87,21 @@ class BatchMemory:
         for size in shape:
             count *= size
         bytes_ = count * kind.itemsize
-        block = self._block(bytes_)
-        view = block.owner[block.start : block.start + bytes_].view(kind).reshape(shape)
+        if not self._turn.acquire(blocking=False):
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        try:
+            block = self._block(bytes_)
+            view = block.owner[block.start : block.start + bytes_].view(kind).reshape(shape)
+            block.seen = weakref.ref(view)
+        finally:
+            self._turn.release()
         return torch.from_numpy(view)
 
     def any_size(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The same, or a new tensor if it is none of those made here."""
         if recyclable(dtype, torch.Size(shape).numel() * dtype.itemsize):
             return self.empty(shape, dtype)
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchMemory, ()
@@ -111,7 +119,7 @@ class BatchMemory:
         size = -(-wanted // step) * step
         blocks = self._blocks.setdefault(size, [])
         for block in blocks:
-            if sys.getrefcount(block.owner) == _UNUSED:
+            if block.seen() is None:
                 block.last = now
                 return block
         align = _PAGE if size >= LARGE_BYTES else _LINE
@@ -128,9 +136,7 @@ class BatchMemory:
         """Free what nobody holds and nobody has asked for since the last time. O(blocks)."""
         before = self._made - _SWEEP
         for size, blocks in list(self._blocks.items()):
-            blocks[:] = [
-                block for block in blocks if block.last > before or sys.getrefcount(block.owner) > _UNUSED
-            ]
+            blocks[:] = [block for block in blocks if block.last > before or block.seen() is not None]
             if not blocks:
                 del self._blocks[size]
 
@@ -138,13 +144,13 @@ class BatchMemory:
 def recyclable(dtype: torch.dtype, bytes_: int) -> bool:
     """Whether :class:`BatchMemory` makes tensors of this dtype and size: large ones, in dtypes of NumPy's.
 
-    Without the global interpreter lock nobody can tell how many hold a block.
+    Only where arrays go at once when nobody holds them, and where one thread at a time sees to it.
     """
-    return _COUNTS and LEAST_BYTES <= bytes_ <= MOST_BYTES and dtype in _NUMPY
+    return _AT_ONCE and LEAST_BYTES <= bytes_ <= MOST_BYTES and dtype in _NUMPY
 
 
 _is_gil_enabled: Any = getattr(sys, "_is_gil_enabled", None)
-_COUNTS = sys.implementation.name == "cpython" and (_is_gil_enabled is None or _is_gil_enabled())
+_AT_ONCE = sys.implementation.name == "cpython" and (_is_gil_enabled is None or _is_gil_enabled())
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(kind)
