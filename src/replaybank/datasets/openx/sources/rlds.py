@@ -94,11 +94,20 @@ class RLDSSource:
         self.fields: Mapping[Key, FieldSpec] = self._schema.fields
         self.metadata_fields: Mapping[Key, FieldSpec] = {f.key: f.spec for f in self._schema.metadata}
         """Fields of the whole episode, by their path, such as ``("episode_metadata", "file_path")``."""
-        self.notes: tuple[str, ...] = tuple(f"left out: {why}" for why in self._schema.skipped.values())
-        """What is declared and cannot be read: fields of the episode; those of a step are an error."""
         self.label_names: Mapping[Key, tuple[str, ...]] = _label_names(folder, self._schema.labels)
         """Names of the classes, in the order of their numbers, of each field of class labels with names."""
         self._shards = find_shards(folder, info, split, allow_missing=allow_missing_shards)
+        self._missing = len(info.splits[split].lengths or self._shards) - len(self._shards)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is declared and not there, or cannot be read: fields of a step of that kind are an error."""
+        left_out = tuple(f"left out: {why}" for why in self._schema.skipped.values())
+        if not self._missing:
+            return left_out
+        declared = self._missing + len(self._shards)
+        missing = f"{self._missing} of {declared} shards of split '{self.split}' are missing"
+        return (missing, *left_out)
 
     def shards(self) -> Sequence[Shard]:
         """The shards of the split that are there, in order."""
