@@ -29,7 +29,7 @@ from replaybank.datasets.openx.sources.download import DownloadedSource
 from replaybank.datasets.openx.sources.files import is_url, sizes_of
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
-from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted
+from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted, widen_shapes
 from replaybank.errors import CorruptRecordError, DataFormatError
 
 OnError = Literal["raise", "skip"]
@@ -210,14 +210,22 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
 def _leaves(
     source: EpisodeSource, leaves: dict[Key, Leaf], shards: list[Shard], on_error: OnError
 ) -> dict[Key, Leaf]:
-    """The leaves of the dataset; shapes not declared are those of the first episodes that show them."""
+    """The leaves of the dataset; shapes not declared are those of the first episodes that show them.
+
+    Where lists differ in length all records are looked at, their frames excepted, for the longest.
+    """
+    ragged = any(leaf.ragged and -1 in leaf.shape for leaf in leaves.values())
     for shard in shards:
-        if all(-1 not in leaf.shape for leaf in leaves.values()):
+        if not ragged and all(-1 not in leaf.shape for leaf in leaves.values()):
             break
         for _, episode in _episodes(source, shard, on_error, lambda *_: None):
-            leaves = settle_shapes(leaves, episode)
-            if all(-1 not in leaf.shape for leaf in leaves.values()):
+            leaves = widen_shapes(settle_shapes(leaves, episode), episode)
+            if not ragged and all(-1 not in leaf.shape for leaf in leaves.values()):
                 break
+    leaves = {  # where no episode has a list at all, they are all empty
+        key: replace(leaf, shape=tuple(max(size, 0) for size in leaf.shape)) if leaf.ragged else leaf
+        for key, leaf in leaves.items()
+    }
     unknown = {"/".join(leaf.key): leaf.shape for leaf in leaves.values() if -1 in leaf.shape}
     if unknown:
         raise DataFormatError(f"{source.name}: no episode shows the shapes that are not declared: {unknown}")

@@ -21,6 +21,7 @@ from replaybank.datasets.openx.sources.base import (
     Shard,
     kind_of,
 )
+from replaybank.datasets.openx.sources.code_points import texts_of
 
 IS_TERMINAL: Key = ("is_terminal",)
 AS_PUBLISHED: Final = ("RLDS", "tar shards")
@@ -33,15 +34,21 @@ class Corrections:
 
     Args:
         bgr: cameras whose frames have blue first: their channels are swapped.
+        texts: entries that hold text as numbers: they are decoded.
         last_step: ``"drop"`` leaves out the last step of each episode of two steps or more.
     """
 
     bgr: frozenset[Key] = frozenset()
     last_step: LastStep = "keep"
+    texts: frozenset[Key] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the manifest of what was converted."""
-        return {"bgr": sorted(list(key) for key in self.bgr), "last_step": self.last_step}
+        plain: dict[str, Any] = {
+            "bgr": sorted(list(key) for key in self.bgr),
+            "last_step": self.last_step,
+        }
+        return {**plain, "texts": sorted(list(key) for key in self.texts)} if self.texts else plain
 
 
 def corrected(
@@ -80,8 +87,18 @@ def corrected(
         last_step = "keep" if facts is None else facts.last_step
     elif last_step not in get_args(LastStep):
         raise ValueError(f"last_step must be 'keep' or 'drop', got {last_step!r}")
-    made = Corrections(frozenset(keys), last_step)
+    texts = () if facts is None else facts.instruction
+    made = Corrections(frozenset(keys), last_step, frozenset(_numbered_texts(source, texts)))
     return source if made == Corrections() else CorrectedSource(source, made)
+
+
+def _numbered_texts(source: EpisodeSource, names: Sequence[str]) -> Iterator[Key]:
+    """Entries that the catalog calls an instruction and that hold a row of integers: the text's bytes."""
+    for key, spec in source.fields.items():
+        named = key[-1] in names or "/".join(key) in names
+        whole = spec.kind == "tensor" and spec.dtype is not None and spec.dtype.kind in "iu"
+        if named and whole and len(spec.shape) == 1:
+            yield key
 
 
 def _cameras(source: EpisodeSource) -> list[str]:
@@ -106,7 +123,10 @@ class CorrectedSource:
         self.source = source
         self.corrections = corrections
         self.name: str = source.name
-        self.fields: Mapping[Key, FieldSpec] = source.fields
+        self.fields: Mapping[Key, FieldSpec] = {
+            key: FieldSpec("text", (), None) if key in corrections.texts else spec
+            for key, spec in source.fields.items()
+        }
         self.kind: str = kind_of(source)
         self.version: str = getattr(source, "version", "")
         self.split: str = getattr(source, "split", "train")
@@ -129,6 +149,10 @@ class CorrectedSource:
             frames = steps[key]
             if not isinstance(frames, (list, np.ndarray)):
                 steps[key] = SwappedImages(frames)
+        for key in self.corrections.texts & steps.keys():
+            numbers = steps[key]
+            if isinstance(numbers, np.ndarray):
+                steps[key] = texts_of(numbers)
         if self.corrections.last_step == "keep":
             return replace(episode, steps=steps)
         if episode.length == 1:

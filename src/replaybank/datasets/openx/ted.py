@@ -44,6 +44,8 @@ class Leaf:
         kind: ``"tensor"``, ``"text"`` or ``"image"``.
         dtype: dtype of the values, ``None`` for text.
         shape: shape of one step's value; images are ``(C, H, W)``. -1: known only from an episode.
+        ragged: how many of the first dimensions are of lists that differ in length: smaller arrays are padded
+            with zeros.
     """
 
     key: Key
@@ -51,6 +53,7 @@ class Leaf:
     kind: Literal["tensor", "text", "image"]
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...]
+    ragged: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
         shape = spec.shape
         if spec.kind == "image":
             shape = (shape[2], shape[0], shape[1])
-        leaves[key] = Leaf(key, source, spec.kind, spec.dtype, shape)
+        leaves[key] = Leaf(key, source, spec.kind, spec.dtype, shape, spec.ragged)
     leaves[NEXT_REWARD] = Leaf(
         NEXT_REWARD,
         ("reward",) if reward else None,
@@ -194,6 +197,16 @@ def settle_shapes(leaves: Mapping[Key, Leaf], episode: Episode) -> dict[Key, Lea
     return settled
 
 
+def widen_shapes(leaves: Mapping[Key, Leaf], episode: Episode) -> dict[Key, Leaf]:
+    """The same leaves, those of lists of differing length made large enough for one more episode."""
+    widened = dict(leaves)
+    for key, leaf in leaves.items():
+        column = episode.steps.get(leaf.source) if leaf.ragged and leaf.source is not None else None
+        if isinstance(column, np.ndarray):
+            widened[key] = replace(leaf, shape=tuple(map(max, leaf.shape, column.shape[1:])))
+    return widened
+
+
 def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: str) -> TedEpisode:
     """One episode in TED layout. O(steps).
 
@@ -227,6 +240,8 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         if isinstance(column, np.ndarray):
             if key == NEXT_REWARD and column.ndim == 1:
                 column = column[:, None]
+            if leaf.ragged:
+                column = _padded(leaf, column)
             check_shape(leaf, column.shape[1:], f"{dataset}: episode {number} ({episode.where})")
         columns[key] = column
     if leaves[NEXT_REWARD].source is None:
@@ -269,7 +284,24 @@ def check_shape(leaf: Leaf, shape: tuple[int, ...], where: str) -> None:
     """
     if shape != leaf.shape:
         name = "/".join(leaf.source if leaf.source is not None else leaf.key)
-        raise DataFormatError(f"{where}: {name} has shape {shape}, the dataset has {leaf.shape}")
+        hint = (
+            ", as its first episodes have; a conversion looks at all of them first"
+            if leaf.ragged and any(map(int.__gt__, shape, leaf.shape))
+            else ""
+        )
+        raise DataFormatError(f"{where}: {name} has shape {shape}, the dataset has {leaf.shape}{hint}")
+
+
+def _padded(leaf: Leaf, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Lists with zeros behind, as far as they are shorter than the dataset's longest."""
+    shape = (*leaf.shape[: leaf.ragged], *column.shape[1 + leaf.ragged :])
+    if column.ndim != 1 + len(leaf.shape) or column.shape[1:] == shape:
+        return column
+    if any(there > room for there, room in zip(column.shape[1:], shape, strict=True)):
+        return column  # too long a list: the caller says so
+    wide = np.zeros((len(column), *shape), column.dtype)
+    wide[tuple(map(slice, column.shape))] = column
+    return wide
 
 
 def decode_frames(images: Images, start: int, stop: int) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
 from replaybank.datasets.openx.sources.tfrecord import TFRecordWriter, read_records
-from replaybank.datasets.openx.ted import settle_shapes, ted_leaves, to_ted
+from replaybank.datasets.openx.ted import settle_shapes, ted_leaves, to_ted, widen_shapes
 from replaybank.errors import ReplaybankError
 
 MEMORY = 64 << 20
@@ -51,6 +51,8 @@ def write(folder: Path) -> Path:
         ("is_terminal",): FieldSpec("tensor", (), np.dtype("bool")),
         ("count",): FieldSpec("tensor", (2,), np.dtype("int64")),
         ("language_instruction",): FieldSpec("text", (), None),
+        ("seen",): FieldSpec("tensor", (-1, -1, 2), np.dtype("int16"), ragged=2),
+        ("words",): FieldSpec("text", (2,), None),
     }
     rng = np.random.default_rng(0)
     with RLDSWriter(folder, "small", fields=fields, shards=1, image_format="png") as writer:
@@ -65,6 +67,8 @@ def write(folder: Path) -> Path:
                     ("is_terminal",): np.arange(length) == length - 1,
                     ("count",): rng.integers(-(2**40), 2**40, (length, 2)),
                     ("language_instruction",): ["pick up", "put", "gr\u00fcn", ""][:length],
+                    ("seen",): [[[[t, 1]] * t, [[2, 3]]][:t] for t in range(length)],
+                    ("words",): [["a", "b"]] * length,
                 },
                 {},
             )
@@ -166,7 +170,7 @@ class Fuzz:
             number = 0
             for shard in source.shards():
                 for episode in source.episodes(shard):
-                    leaves = settle_shapes(leaves, episode)
+                    leaves = widen_shapes(settle_shapes(leaves, episode), episode)
                     ted = to_ted(episode, leaves, number, source.name)
                     number += 1
                     for column in ted.columns.values():

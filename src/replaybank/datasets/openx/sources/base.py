@@ -22,11 +22,14 @@ class FieldSpec:
         shape: shape of one value, without the step dimension; -1 where it is unknown. ``(H, W, C)`` for
             images.
         dtype: dtype of the values once decoded; ``None`` for text.
+        ragged: how many of the first dimensions are of lists that differ in length from step to step: arrays
+            are padded with zeros behind to the longest of their episode, so those of another may be larger.
     """
 
     kind: Literal["tensor", "text", "image"]
     shape: tuple[int, ...]
     dtype: np.dtype[Any] | None
+    ragged: int = field(default=0, repr=False)
 
 
 class Images(Protocol):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -29,6 +31,9 @@ CLASSES: Mapping[str, str] = {
     "Text": "text",
     "ClassLabel": "classLabel",
     "Image": "image",
+    "BBoxFeature": "boundingBox",
+    "Optional": "optional",
+    "Video": "video",
 }
 """Classes that this version reads, by the last part of their name, and the entry that describes them."""
 CLASS_PREFIX: Final = "tensorflow_datasets."
@@ -44,6 +49,11 @@ NUMBER_DTYPES: Final = frozenset(
 TEXT_DTYPES: Final = frozenset({"string", "object", "str", "bytes"})
 IMAGE_DTYPES: Final = frozenset({"uint8", "uint16", "float32"})
 
+MOST_TEXTS: Final = 256
+"""Texts that one field of a step may hold: each becomes an entry of its own."""
+RAGGED_VALUES: Final = "ragged_flat_values"
+RAGGED_LENGTHS: Final = "ragged_row_lengths_"
+
 
 @dataclass(frozen=True)
 class StoredField:
@@ -55,12 +65,17 @@ class StoredField:
         encoding: ``"none"``: numbers in a list; ``"bytes"``: one little-endian string a value;
             ``"zlib"``: the same, compressed.
         in_steps: one value a step, rather than one an episode.
+        levels: lengths of the sequences that it lies in within a step, the outermost first, -1 where they
+            vary: the first dimensions of ``spec.shape``.
+        lengths: for each level of numbers that varies, the column that tells the lengths.
     """
 
     key: Key
     spec: FieldSpec
     encoding: Encoding = "none"
     in_steps: bool = False
+    levels: tuple[int, ...] = ()
+    lengths: Mapping[int, Key] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -71,16 +86,46 @@ class StoredField:
     def dynamic(self) -> bool:
         """Whether shape and values are two features, ``<name>/shape`` and ``<name>/value``.
 
-        So it is where more than one dimension is unknown, the number of steps being one.
+        So it is where more than one dimension is unknown; of what is no string of bytes, the number of steps
+        is one of them.
         """
-        if self.spec.kind != "tensor" or self.encoding != "none":
+        if self.spec.kind == "image" or self.levels:
             return False
-        return self.spec.shape.count(UNKNOWN) + self.in_steps > 1
+        unknown = self.spec.shape.count(UNKNOWN)
+        return unknown > 1 or (unknown == 1 and self.in_steps and self.encoding == "none")
+
+    @property
+    def row_lengths(self) -> int:
+        """Lists of lengths that may lie beside the values, one for each level."""
+        return len(self.levels)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features in the payload that hold this field."""
-        return (f"{self.name}/shape", f"{self.name}/value") if self.dynamic else (self.name,)
+        """Names of the features in the payload that may hold this field."""
+        if self.dynamic:
+            return f"{self.name}/shape", f"{self.name}/value"
+        if not self.row_lengths:
+            return (self.name,)
+        lists = (f"{self.name}/{RAGGED_LENGTHS}{level}" for level in range(self.row_lengths))
+        return (self.name, f"{self.name}/{RAGGED_VALUES}", *lists)
+
+    @property
+    def entries(self) -> dict[Key, FieldSpec]:
+        """The columns that this field of a step gives.
+
+        Several texts a step are as many columns, ``(*key, "0")``, ``(*key, "1")``, ..., or one text that
+        holds them as a JSON list where their number varies. Sequences of numbers whose length varies are
+        padded with zeros, and their lengths are a column of their own.
+        """
+        if self.spec.kind == "text":
+            one = FieldSpec("text", (), None)
+            if UNKNOWN in self.spec.shape:
+                return {self.key: one}
+            return {(*self.key, *map(str, at)): one for at in product(*map(range, self.spec.shape))}
+        found = {self.key: self.spec}
+        for level, key in self.lengths.items():
+            found[key] = FieldSpec("tensor", self.levels[:level], np.dtype(np.int32), ragged=level)
+        return found
 
 
 @dataclass(frozen=True)
@@ -90,10 +135,19 @@ class Schema:
     Args:
         steps: fields of a step; their keys are relative to ``steps``.
         metadata: fields of the whole episode.
+        skipped: fields of the whole episode that cannot be read, and why; they are left out.
+        labels: fields whose numbers have names, with the beginning of the name of the file that tells them.
     """
 
     steps: tuple[StoredField, ...]
     metadata: tuple[StoredField, ...]
+    skipped: Mapping[Key, str] = field(default_factory=dict)
+    labels: Mapping[Key, str] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[Key, FieldSpec]:
+        """The columns of a step."""
+        return {key: spec for stored in self.steps for key, spec in stored.entries.items()}
 
 
 def parse_features(document: str | bytes | Mapping[str, Any], where: str = "features.json") -> Schema:
@@ -131,18 +185,18 @@ def _parse(walk: _Walk, document: Any) -> Schema:
     steps: list[StoredField] = []
     metadata: list[StoredField] = []
     found = False
-    for name, child in walk.children(root):
+    for name, raw in walk.raw_children(root):
         if name != STEPS:
-            metadata.extend(walk.leaves((name,), child, in_steps=False))
+            metadata.extend(walk.of_episode((name,), raw))
             continue
         found = True
-        inner = walk.step_features(child)
+        inner = walk.step_features(walk.node((name,), raw))
         for step_name, step_child in walk.children(inner):
             steps.extend(walk.leaves((step_name,), step_child, in_steps=True))
     if not found:
         raise DataFormatError(f"{where} declares no '{STEPS}': it does not describe episodes (RLDS)")
     _refuse_shared_names(where, [*steps, *metadata])
-    return Schema(tuple(steps), tuple(metadata))
+    return Schema(tuple(_with_lengths(where, steps)), tuple(metadata), walk.skipped, walk.labels)
 
 
 @dataclass(frozen=True)
@@ -165,6 +219,8 @@ class _Walk:
 
     def __init__(self, where: str) -> None:
         self.where = where
+        self.skipped: dict[Key, str] = {}
+        self.labels: dict[Key, str] = {}
 
     def unsupported(self, key: Key, python_class: str, encoding: str, reason: str) -> UnsupportedFeatureError:
         return UnsupportedFeatureError(
@@ -211,11 +267,26 @@ class _Walk:
         return content
 
     def children(self, node: _Node) -> Iterator[tuple[str, _Node]]:
+        for name, raw in self.raw_children(node):
+            yield name, self.node((*node.key, name), raw)
+
+    def raw_children(self, node: _Node) -> Iterator[tuple[str, Any]]:
         features = node.body if node.old_form else node.body.get("features", {})
         if not isinstance(features, Mapping):
             raise DataFormatError(f"{self.where}: features of '{'/'.join(node.key)}' must be an object")
-        for name, raw in features.items():
-            yield name, self.node((*node.key, name), raw)
+        yield from features.items()
+
+    def of_episode(self, key: Key, raw: Any) -> Iterator[StoredField]:
+        """The fields of an episode, without those that cannot be read: the steps can be had all the same."""
+        try:
+            node = self.node(key, raw)
+            if node.content == "featuresDict":
+                for name, child in self.raw_children(node):
+                    yield from self.of_episode((*key, name), child)
+            else:
+                yield from list(self.leaves(key, node, in_steps=False))
+        except UnsupportedFeatureError as error:
+            self.skipped[key] = str(error)
 
     def step_features(self, steps: _Node) -> _Node:
         inner = self.node(steps.key, steps.body.get("feature")) if steps.content == "sequence" else steps
@@ -229,50 +300,80 @@ class _Walk:
         if node.content == "featuresDict":
             for name, child in self.children(node):
                 yield from self.leaves((*key, name), child, in_steps=in_steps)
+        elif node.content == "optional":  # where it is absent, so is the feature that would hold it
+            yield from self.leaves(key, self.node(node.key, node.body.get("feature")), in_steps=in_steps)
         elif node.content == "sequence":
             yield from self.sequence(key, node, in_steps=in_steps)
         else:
             yield self.leaf(key, node, in_steps=in_steps)
 
     def sequence(self, key: Key, node: _Node, *, in_steps: bool) -> Iterator[StoredField]:
-        """A sequence of numbers in an episode is an array with one more dimension."""
-        if in_steps:
-            raise self.unsupported(node.key, node.python_class, "", "sequences inside steps are not read")
+        """What lies in a sequence has one more dimension."""
         length = self.dimension(key, node.body.get("length"))
-        for field in self.leaves(key, self.node(node.key, node.body.get("feature")), in_steps=False):
-            if field.spec.kind != "tensor" or field.encoding != "none" or UNKNOWN in field.spec.shape:
+        inner = self.node(node.key, node.body.get("feature"))
+        for found in self.leaves(key, inner, in_steps=in_steps):
+            shape = found.spec.shape
+            if found.spec.kind == "image":
+                raise self.unsupported(node.key, node.python_class, "", "sequences of images are not read")
+            if UNKNOWN in shape[len(found.levels) :] or not (in_steps or found.encoding == "none"):
                 raise self.unsupported(
-                    node.key, node.python_class, field.encoding, "only numbers of known shape are read in it"
+                    node.key,
+                    node.python_class,
+                    found.encoding,
+                    f"values of shape {shape} in this encoding are not read in a sequence",
                 )
-            spec = FieldSpec("tensor", (length, *field.spec.shape), field.spec.dtype)
-            yield StoredField(field.key, spec)
+            levels = (length, *found.levels) if in_steps else ()
+            ragged = len(levels) if in_steps and UNKNOWN in levels and found.spec.kind == "tensor" else 0
+            spec = FieldSpec(found.spec.kind, (length, *shape), found.spec.dtype, ragged=ragged)
+            yield self.few_texts(node, replace(found, spec=spec, levels=levels))
+
+    def few_texts(self, node: _Node, found: StoredField) -> StoredField:
+        """Refuse a step with more texts than anyone wants as entries."""
+        shape = found.spec.shape
+        if (
+            found.spec.kind == "text"
+            and found.in_steps
+            and UNKNOWN not in shape
+            and not (1 <= prod(shape) <= MOST_TEXTS)
+        ):
+            raise self.unsupported(
+                node.key,
+                node.python_class,
+                "",
+                f"text of shape {shape} is not read: each becomes an entry of its own, of 1 to {MOST_TEXTS}",
+            )
+        return found
 
     def leaf(self, key: Key, node: _Node, *, in_steps: bool) -> StoredField:
         if node.content == "text":
             return StoredField(key, FieldSpec("text", (), None), in_steps=in_steps)
         if node.content == "classLabel":
+            self.labels[key] = "-".join((STEPS, *key) if in_steps else key)
             return StoredField(key, FieldSpec("tensor", (), np.dtype("int64")), in_steps=in_steps)
+        if node.content == "video":
+            raise self.unsupported(node.key, node.python_class, "", "videos are not read")
         encoding = str(node.body.get("encoding") or "none").lower()
         shape = self.shape(node.key, node.body.get("shape"))
-        dtype = str(node.body.get("dtype") or ("uint8" if node.content == "image" else "")).lower()
+        dtype = str(node.body.get("dtype") or "").lower()
+        if node.content == "boundingBox":
+            shape, dtype = shape or (4,), dtype or "float32"
         if node.content == "image":
+            dtype = dtype or "uint8"
             reason = None if dtype in IMAGE_DTYPES else f"images of dtype {dtype} are not read"
             spec = FieldSpec("image", shape or (UNKNOWN, UNKNOWN, 3), np.dtype(dtype)) if not reason else None
         elif encoding not in ENCODINGS:
             reason, spec = "the encoding is not known", None
         elif dtype in TEXT_DTYPES:
-            reason = f"text of shape {shape} is not read" if shape or encoding != "none" else None
-            spec = FieldSpec("text", (), None)
+            reason = "text is not read in an encoding" if ENCODINGS[encoding] != "none" else None
+            spec = FieldSpec("text", shape, None)
         elif dtype not in NUMBER_DTYPES:
             reason, spec = f"dtype {dtype or '(not named)'} is not read", None
         else:
-            unknown = encoding != "none" and UNKNOWN in shape
-            reason = f"the unknown dimensions of shape {shape} are not read" if unknown else None
-            spec = FieldSpec("tensor", shape, np.dtype(dtype))
+            reason, spec = None, FieldSpec("tensor", shape, np.dtype(dtype))
         if reason or spec is None:
             raise self.unsupported(node.key, node.python_class, encoding, reason or "not read")
         stored = ENCODINGS[encoding] if spec.kind == "tensor" else "none"
-        return StoredField(key, spec, stored, in_steps)
+        return self.few_texts(node, StoredField(key, spec, stored, in_steps))
 
     def shape(self, key: Key, raw: Any) -> tuple[int, ...]:
         dimensions = raw.get("dimensions", []) if isinstance(raw, Mapping) else raw or []
@@ -295,12 +396,30 @@ class _Walk:
         return size
 
 
+def _with_lengths(where: str, fields: list[StoredField]) -> Iterator[StoredField]:
+    """The fields, each with the keys of its lengths: its own with ``_length`` (``_length_1``, ...) behind."""
+    taken = {key for stored in fields for key in stored.entries}
+    if len(taken) != sum(len(stored.entries) for stored in fields):
+        raise DataFormatError(f"{where}: a text of a list of texts has the name of another field")
+    for stored in fields:
+        lengths = {}
+        for level, length in enumerate(stored.levels):
+            if length != UNKNOWN or stored.spec.kind != "tensor":
+                continue
+            name = f"{stored.key[-1]}_length{f'_{level}' if level else ''}"
+            while (*stored.key[:-1], name) in taken:
+                name += "_"
+            lengths[level] = (*stored.key[:-1], name)
+            taken.add(lengths[level])
+        yield replace(stored, lengths=lengths) if lengths else stored
+
+
 def _refuse_shared_names(where: str, fields: list[StoredField]) -> None:
     seen: dict[str, StoredField] = {}
-    for field in fields:
-        for name in field.features:
-            other = seen.setdefault(name, field)
-            if other is not field:
+    for stored in fields:
+        for name in stored.features:
+            other = seen.setdefault(name, stored)
+            if other is not stored:
                 raise DataFormatError(
-                    f"{where}: {other.key} and {field.key} are stored under one name, '{name}'"
+                    f"{where}: {other.key} and {stored.key} are stored under one name, '{name}'"
                 )

@@ -34,6 +34,18 @@ def is_rlds(path: str | os.PathLike[str]) -> bool:
     return folder is not None and exists(join(folder, FEATURES_FILE))
 
 
+def _label_names(folder: str, labels: Mapping[Key, str]) -> dict[Key, tuple[str, ...]]:
+    """The names of class labels, which TFDS keeps in text files of their own, a line each."""
+    names = {}
+    for key, name in labels.items():
+        path = join(folder, f"{name.replace('/', '.')}.labels.txt")
+        if exists(path):
+            with open_binary(path) as file:
+                lines = file.read().decode("utf-8", "backslashreplace").splitlines()
+            names[key] = tuple(line for line in lines if line)
+    return names
+
+
 class RLDSSource:
     """An RLDS dataset, local or at any URL that fsspec knows.
 
@@ -79,19 +91,23 @@ class RLDSSource:
         self.split: str = split
         self.splits: Mapping[str, int | None] = {s.name: s.episodes for s in info.splits.values()}
         """Every declared split and its number of episodes, None where that is not declared."""
-        self.fields: Mapping[Key, FieldSpec] = {field.key: field.spec for field in self._schema.steps}
+        self.fields: Mapping[Key, FieldSpec] = self._schema.fields
         self.metadata_fields: Mapping[Key, FieldSpec] = {f.key: f.spec for f in self._schema.metadata}
         """Fields of the whole episode, by their path, such as ``("episode_metadata", "file_path")``."""
+        self.label_names: Mapping[Key, tuple[str, ...]] = _label_names(folder, self._schema.labels)
+        """Names of the classes, in the order of their numbers, of each field of class labels with names."""
         self._shards = find_shards(folder, info, split, allow_missing=allow_missing_shards)
         self._missing = len(info.splits[split].lengths or self._shards) - len(self._shards)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is declared and not there."""
+        """What is declared and not there, or cannot be read: fields of a step of that kind are an error."""
+        left_out = tuple(f"left out: {why}" for why in self._schema.skipped.values())
         if not self._missing:
-            return ()
+            return left_out
         declared = self._missing + len(self._shards)
-        return (f"{self._missing} of {declared} shards of split '{self.split}' are missing",)
+        missing = f"{self._missing} of {declared} shards of split '{self.split}' are missing"
+        return (missing, *left_out)
 
     def shards(self) -> Sequence[Shard]:
         """The shards of the split that are there, in order."""

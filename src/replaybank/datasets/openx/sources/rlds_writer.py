@@ -18,6 +18,8 @@ from replaybank.datasets.openx.sources.base import FieldSpec, Key
 from replaybank.datasets.openx.sources.example import DTYPE_CODES, serialize_example
 from replaybank.datasets.openx.sources.features import (
     IMAGE_DTYPES,
+    RAGGED_LENGTHS,
+    RAGGED_VALUES,
     STEPS,
     UNKNOWN,
     StoredField,
@@ -34,8 +36,8 @@ from replaybank.datasets.openx.sources.info import (
 from replaybank.datasets.openx.sources.tfrecord import TFRecordWriter
 
 Values: TypeAlias = "npt.NDArray[Any] | Sequence[Any] | None"
-"""One field over an episode: numbers ``[T, ...]``, ``T`` strings, frames ``[T, H, W, C]`` or ``T`` encoded
-ones; None where this episode does not have the field."""
+"""One field over an episode: numbers ``[T, ...]``, ``T`` strings (or lists of them), frames ``[T, H, W, C]``
+or ``T`` encoded ones, ``T`` lists of differing length; None where this episode does not have the field."""
 
 
 class RLDSWriter:
@@ -49,7 +51,7 @@ class RLDSWriter:
         path: folder to write in; made if needed.
         name: name of the dataset, the beginning of its files' names.
         version: version to declare.
-        fields: fields of a step, by path. Where a shape has -1, episodes may differ.
+        fields: fields of a step, by path. Where a shape has -1, episodes may differ; with ``ragged``, steps.
         metadata_fields: fields of an episode, by path, such as ``("episode_metadata", "file_path")``.
         split: name of the split.
         shards: number of files, at least 1.
@@ -146,8 +148,9 @@ class RLDSWriter:
         """Write one episode.
 
         Args:
-            steps: every field of a step: numbers ``[T, ...]``; a list of ``T`` strings; frames as an array
-                ``[T, H, W, C]`` or as ``T`` ``bytes`` that are JPEG or PNG. None: this episode has none.
+            steps: every field of a step: numbers ``[T, ...]``; where lists differ in length, ``T`` of them; a
+                list of ``T`` strings, or of as many lists of strings; frames as an array ``[T, H, W, C]`` or
+                as ``T`` ``bytes`` that are JPEG or PNG. None: this episode has none.
             metadata: every field of the episode: a number or array, a string, a frame.
 
         Raises:
@@ -176,7 +179,11 @@ class RLDSWriter:
         self.episodes += 1
 
     def _encode(self, field: StoredField, value: Any) -> dict[str, npt.NDArray[Any] | list[bytes]]:
+        if field.levels:
+            return _encode_lists(field, value)
         if field.spec.kind == "text":
+            if field.spec.shape:
+                value = _flat_texts(field, value)
             return {field.name: _encode_text(field, value)}
         if field.spec.kind == "image":
             return {field.name: _encode_frames(field, value, self._image_format)}
@@ -262,7 +269,11 @@ def _stored(key: Key, spec: FieldSpec, *, in_steps: bool) -> StoredField:
             f"field {key}: images need shape (H, W, C) and a dtype of {sorted(IMAGE_DTYPES)}, "
             f"got {spec.shape} of {spec.dtype}"
         )
-    return StoredField(key, spec, in_steps=in_steps)
+    if spec.kind == "text" and UNKNOWN in spec.shape:
+        raise ValueError(f"field {key}: text of shape {spec.shape} cannot be stored; give it a known shape")
+    if spec.ragged and (spec.kind != "tensor" or not in_steps):
+        raise ValueError(f"field {key}: only numbers of a step can be lists of differing length")
+    return StoredField(key, spec, in_steps=in_steps, levels=spec.shape[: spec.ragged])
 
 
 def _check_keys(what: str, fields: list[StoredField], given: Mapping[Key, Any]) -> None:
@@ -270,6 +281,31 @@ def _check_keys(what: str, fields: list[StoredField], given: Mapping[Key, Any]) 
     if given.keys() != keys:
         missing, unknown = sorted(keys - given.keys()), sorted(map(str, given.keys() - keys))
         raise ValueError(f"{what}: missing {missing} (give None for an absent field), unknown {unknown}")
+
+
+def _flat_texts(field: StoredField, value: Any) -> list[Any]:
+    array = np.array(value, dtype=object)
+    _check_shape(field, array.shape[1:])
+    return list(array.reshape(-1))
+
+
+def _encode_lists(field: StoredField, value: Any) -> dict[str, npt.NDArray[Any] | list[bytes]]:
+    """Lists as TFDS stores them: flat, with the lengths of each level beside them."""
+    assert field.spec.dtype is not None
+    features: dict[str, npt.NDArray[Any] | list[bytes]] = {}
+    rows: list[Any] = list(value)
+    for level, declared in enumerate(field.levels):
+        lengths = [len(row) for row in rows]
+        if declared != UNKNOWN and any(length != declared for length in lengths):
+            raise ValueError(
+                f"field {field.key} needs lists of length {declared}, got {sorted(set(lengths))}"
+            )
+        features[f"{field.name}/{RAGGED_LENGTHS}{level}"] = np.array(lengths, dtype=np.int64)
+        rows = [item for row in rows for item in row]
+    inner = FieldSpec("tensor", field.spec.shape[len(field.levels) :], field.spec.dtype)
+    array = np.asarray(rows) if rows else np.empty((0, *inner.shape), inner.dtype)
+    features[f"{field.name}/{RAGGED_VALUES}"] = _numbers(StoredField(field.key, inner), array)
+    return features
 
 
 def _encode_text(field: StoredField, value: Any) -> list[bytes]:
@@ -356,7 +392,13 @@ def _dict_feature(tree: Mapping[str, Any], image_format: str) -> dict[str, Any]:
 
 def _leaf_feature(spec: FieldSpec, image_format: str) -> dict[str, Any]:
     prefix = "tensorflow_datasets.core.features"
-    if spec.kind == "text":
+    if spec.ragged:
+        inner = FieldSpec("tensor", spec.shape[1:], spec.dtype, ragged=spec.ragged - 1)
+        return {
+            "pythonClassName": f"{prefix}.sequence_feature.Sequence",
+            "sequence": {"feature": _leaf_feature(inner, image_format), "length": str(spec.shape[0])},
+        }
+    if spec.kind == "text" and not spec.shape:
         return {"pythonClassName": f"{prefix}.text_feature.Text", "text": {}}
     shape = {"dimensions": [str(size) for size in spec.shape]} if spec.shape else {}
     if spec.kind == "image":
@@ -364,5 +406,6 @@ def _leaf_feature(spec: FieldSpec, image_format: str) -> dict[str, Any]:
         body = {"shape": shape, "dtype": str(spec.dtype), "encodingFormat": encoding}
         return {"pythonClassName": f"{prefix}.image_feature.Image", "image": body}
     python_class = "tensor_feature.Tensor" if spec.shape else "scalar.Scalar"
-    body = {"shape": shape, "dtype": str(spec.dtype), "encoding": "none"}
+    dtype = "string" if spec.kind == "text" else str(spec.dtype)
+    body = {"shape": shape, "dtype": dtype, "encoding": "none"}
     return {"pythonClassName": f"{prefix}.{python_class}", "tensor": body}
