@@ -2,8 +2,8 @@
 
 Left to itself, torch moves the memory of every tensor that is sent to a process into shared memory, with a
 file descriptor for each. The sender and what it sent would then write into each other's memory; a list of
-many tensors would need more descriptors than a process may have; and a tensor that was only made to be sent is
-gone, its descriptor with it, before a spawned process begins (``ValueError: bad value(s) in fds_to_keep``).
+many tensors would need more descriptors than a process may have; and a tensor that was only made to be sent
+is gone, its descriptor with it, before a spawned process begins ("bad value(s) in fds_to_keep").
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Sender(ForkingPickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table.update(_REDUCERS)  # type: ignore[attr-defined]
+        self.dispatch_table.update(_REDUCERS)
         self.parts: list[Sendable] = []
         self._places: dict[int, int] = {}
 
@@ -88,7 +88,8 @@ def _received(content: bytes, parts: list[Sendable]) -> Any:
 def _storage(storage: torch.UntypedStorage) -> Any:
     if storage.device.type != "cpu" or storage.is_shared():
         return reduce_storage(storage)
-    return _storage_of, (pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()),)
+    content: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return _storage_of, (pickle.PickleBuffer(content),)
 
 
 def _storage_of(content: bytearray) -> torch.UntypedStorage:
