@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "blocks.hpp"
+#include "channels.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -167,6 +168,9 @@ void bind_sum_tree(nb::module_& m) {
         if (set >= 0 && set <= wt::chosen_simd()) wt::simd() = set;
         return before;
     }, "set"_a = -1);
+    m.def("split_channels", [](Address frames, Count n, Count pixels, Address out) {
+        replaybank::channels::split_channels(at<const std::uint8_t>(frames), n, pixels, at<std::uint8_t>(out));
+    }, "frames"_a, "n"_a, "pixels"_a, "out"_a, Released());
     m.def("all_are", [](Address numbers, Count n, Count value) {
         return wt::all_are(at<const std::int64_t>(numbers), n, value);
     }, "numbers"_a, "n"_a, "value"_a);

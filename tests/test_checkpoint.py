@@ -343,7 +343,7 @@ def test_a_hostile_tensor_entry_is_refused_before_memory_is_taken(
     "change",
     [
         {"format": "else"},
-        {"version": 3},
+        {"version": 4},
         {"version": True},
         {"tensors": None},
         {"tensors": [None]},

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import replaybank
 from replaybank import cli
+from replaybank.datasets.openx.stats import EntryStats
 from replaybank.demo import arm
+from replaybank.show import show_stats
 
 EPISODES = 4
 
@@ -516,6 +519,29 @@ def test_stats_shows_a_line_for_each_number(
     assert "--key speed: there is no such entry; there are" in capsys.readouterr().err
     assert cli.run(["stats", str(arm_folder)]) == cli.FAILED
     assert "holds no converted dataset" in capsys.readouterr().err
+
+
+def test_stats_of_an_embedding_are_cut_short_unless_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = torch.zeros(cli.MOST_NUMBERS + 8)
+    stats: dict[tuple[str, ...], EntryStats] = {}
+    stats["text", "embedding"] = EntryStats(values, values, values, values, values, values, 5)
+    show_stats(stats, most=cli.MOST_NUMBERS)
+    title, _, *rows = capsys.readouterr().out.strip().splitlines()
+    assert title == "text/embedding: 5 steps; 32 of 40 numbers (--key text/embedding shows all)"
+    assert len(rows) == cli.MOST_NUMBERS
+    show_stats(stats)
+    assert len(capsys.readouterr().out.strip().splitlines()) == len(values) + 2
+
+
+def test_a_converted_dataset_is_not_streamed(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+    assert cli.run(["stream", str(made)]) == cli.MISUSED
+    assert f"{made} is converted already, so there is nothing to stream" in capsys.readouterr().err
 
 
 def test_stream_takes_what_is_there_where_it_is_told_to(

@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from replaybank.checkpoint_fields import Field, FieldSpec, StoredField
 from replaybank.checkpoint_files import fsync_directory
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
+from replaybank.sending import Sendable
 
 try:
     import fcntl
@@ -40,8 +42,11 @@ except ImportError:  # no file locks on this system: two savers of one path must
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "Field",
+    "FieldSpec",
     "Rows",
     "Stateful",
+    "StoredField",
     "StoredRows",
     "StrPath",
     "fsync_directory",
@@ -190,7 +195,7 @@ def opened(
         yield read_state(root / complete[back].folder, complete[back], allow_pickle, stored=stored)
 
 
-class Stateful(ABC):
+class Stateful(Sendable, ABC):
     """A part whose whole state is named tensors and plain values, so that saving is written once.
 
     Thread-safety: as that of the part.

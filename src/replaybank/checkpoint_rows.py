@@ -1,6 +1,7 @@
 """Tensors whose rows change a few at a time: saved in pieces, so that the next save writes only those.
 
-The first save of such a tensor writes a base, all of its rows. A later one writes the rows that have changed
+The first save of such a tensor writes a base, all of its rows, in one file or in several of equal size, which
+are written and read at the same time. A later one writes the rows that have changed
 since into a new piece, and keeps the earlier pieces under further names (hard links; a file of a checkpoint
 is never changed). Pieces are read one after the other, later ones over earlier ones. So that there are few,
 every ``FANOUT`` pieces of a tier are replaced by one of the next, with the rows of all, out of memory; once
@@ -15,6 +16,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank.checkpoint_fields import FieldSpec, bool_bytes
 from replaybank.checkpoint_files import (
     CHUNK,
     blocks_of,
     bytes_of,
     check_file,
+    fill,
+    in_parallel,
     is_size,
     link,
     regular_file,
     rows_in_chunk,
     write_blocks,
 )
-from replaybank.errors import DataFormatError
 
 FANOUT = 8
 """Pieces of a tier: with 8, a thousand saves leave some 30 files a tensor and write a row about 4 times."""
@@ -43,6 +47,9 @@ MAX_RUNS = 1 << 16
 
 MAX_PIECES = 4096
 """Pieces of a tensor that are believed: a save leaves ``FANOUT`` a tier, and there are few tiers."""
+
+BASE_FILES, BASE_BYTES = 8, 1 << 24
+"""Most files of a base, and the fewest bytes in each if there are several."""
 
 Run = tuple[int, int]
 """A first row and a number of rows, at least 1."""
@@ -58,6 +65,8 @@ class Rows:
         key: which tensor of that history it is.
         mark: where the history stands now.
         since: runs of rows that have changed since a mark, in any order; None if that is not known.
+        fields: what lies in each ``tensor[i, ..., :]`` of bytes, where they are rows of several tensors. The
+            bytes between them are saved too.
     """
 
     tensor: Tensor
@@ -65,6 +74,7 @@ class Rows:
     key: str
     mark: tuple[int, ...]
     since: Callable[[tuple[int, ...]], list[Run] | None]
+    fields: tuple[FieldSpec, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,14 +120,22 @@ class StoredRows:
 
     _first = 0  # the row that comes first, with the others behind it in a circle
 
-    def __init__(self, dtype: torch.dtype, shape: Sequence[int], pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        pieces: Sequence[Piece],
+        fields: Sequence[FieldSpec] = (),
+    ) -> None:
         self.dtype = dtype
         self.shape = torch.Size(shape)
         self.ndim = len(self.shape)
         self.pieces = tuple(pieces)
+        self.fields = tuple(fields)
         self._row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
         self._starts = [[start for start, _ in piece.runs] for piece in self.pieces]
         self._before = [list(accumulate((n for _, n in piece.runs), initial=0)) for piece in self.pieces]
+        self._last: tuple[int, int, Tensor] | None = None
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -126,42 +144,70 @@ class StoredRows:
         first, stop, step = rows.indices(len(self))
         if step != 1:
             raise ValueError("Rows of a checkpoint are read one after the other: give a slice of step 1.")
+        last = self._last
+        if last is not None and last[:2] == (first, stop):
+            return last[2]
         out = torch.empty((max(stop - first, 0), *self.shape[1:]), dtype=self.dtype)
         if out.numel():
-            memory = bytes_of(out)
-            # In a circle: what lies before its end, and what lies behind it.
-            first, stop = first + self._first, stop + self._first
-            split = min(max(len(self), first), stop)
-            self._read(first, split, memory[: (split - first) * self._row_bytes])
-            self._read(split - len(self), stop - len(self), memory[(split - first) * self._row_bytes :])
+            self._read(first, stop, bytes_of(out))
+        if self.fields and out.numel() <= CHUNK:  # their fields are asked for one after the other
+            self._last = (first, stop, out)
         return out
 
     def turned(self, first: int) -> StoredRows:
         """The same rows in another order: from ``first`` to the last, then those before it. O(pieces)."""
-        other = StoredRows(self.dtype, self.shape, self.pieces)
+        other = StoredRows(self.dtype, self.shape, self.pieces, self.fields)
         other._first = (self._first + first) % max(len(self), 1)
         return other
 
-    def check(self) -> None:
-        """Read all and compare the checksums. O(bytes).
+    def is_like(self, other: StoredRows) -> bool:
+        """Whether it is the same rows in the same order."""
+        return self is other or (self.pieces is other.pieces and self._first == other._first)
 
-        Raises:
-            DataFormatError: a file is not as it should be; it is named.
+    def checks(self) -> list[Callable[[], None]]:
+        """What reads a file each and compares its checksum; together they check all. O(bytes).
+
+        They raise DataFormatError: a file is not as it should be; it is named.
         """
-        for piece in self.pieces:
-            check_file(piece.path, piece.size, piece.crc32, bools=self.dtype == torch.bool)
+        bools, width = bool_bytes(self.fields), self.shape[-1] if self.fields else 1
+        if self.dtype == torch.bool:
+            bools = [slice(0, 1)]
+        return [
+            partial(check_file, piece.path, piece.size, piece.crc32, bools=bools, row_bytes=width)
+            for piece in self.pieces
+        ]
 
     def read(self) -> Tensor:
         """The whole tensor. O(bytes)."""
-        return self[:]
+        out = torch.empty(self.shape, dtype=self.dtype)
+        self.read_into(out)
+        return out
+
+    def read_into(self, out: Tensor) -> None:
+        """Read all rows into a contiguous CPU tensor of as many bytes. O(bytes)."""
+        memory, width = bytes_of(out), self._row_bytes
+        step = rows_in_chunk(width)
+
+        def read(first: int) -> None:
+            stop = min(first + step, len(self))
+            self._read(first, stop, memory[first * width : stop * width])
+
+        in_parallel(read, range(0, len(self), step) if memory else ())
 
     def _read(self, first: int, stop: int, memory: memoryview) -> None:
+        # In a circle: what lies before its end, and what lies behind it.
+        first, stop = first + self._first, stop + self._first
+        split = min(max(len(self), first), stop)
+        self._read_straight(first, split, memory[: (split - first) * self._row_bytes])
+        self._read_straight(split - len(self), stop - len(self), memory[(split - first) * self._row_bytes :])
+
+    def _read_straight(self, first: int, stop: int, memory: memoryview) -> None:
         width = self._row_bytes
         if not memory:
             return
         for piece, starts, before in zip(self.pieces, self._starts, self._before, strict=True):
             run = max(bisect_right(starts, first) - 1, 0)
-            if run >= len(starts):
+            if starts[run] >= stop or sum(piece.runs[-1]) <= first:
                 continue
             with regular_file(piece.path, piece.size) as source:
                 while run < len(starts) and starts[run] < stop:
@@ -169,25 +215,39 @@ class StoredRows:
                     low, high = max(begin, first), min(begin + count, stop)
                     if low < high:
                         source.seek((before[run] + low - begin) * width)
-                        _fill(source, memory[(low - first) * width : (high - first) * width], piece.path)
+                        fill(source, memory[(low - first) * width : (high - first) * width], piece.path)
                     run += 1
-
-
-def _fill(source: Any, memory: memoryview, path: Path) -> None:
-    while memory:
-        count = source.readinto(memory[:CHUNK])
-        if not count:
-            raise DataFormatError(f"{path} was cut short while it was read.")
-        memory = memory[count:]
 
 
 # --- saving ----------------------------------------------------------------------------------------------
 
 
-def write_rows(
+@dataclass(frozen=True)
+class NewPiece:
+    """A piece to be written.
+
+    Args:
+        path: its file.
+        tier: its tier.
+        runs: its rows.
+        blocks: gives its content.
+    """
+
+    path: Path
+    tier: int
+    runs: tuple[Run, ...]
+    blocks: Callable[[], Iterator[Tensor]]
+
+    def write(self) -> Piece:
+        """Write it, and have it on the disk. O(bytes)."""
+        size, checksum = write_blocks(self.path, self.blocks())
+        return Piece(self.path, self.tier, self.runs, size, checksum)
+
+
+def plan_rows(
     rows: Rows, known: Mapping[str, Any] | None, earlier: StoredRows | None, name: Callable[[int], Path]
-) -> tuple[dict[str, Any], list[Piece]]:
-    """Save a tensor, writing what has changed since an earlier save of it.
+) -> tuple[dict[str, Any], list[Piece | NewPiece]]:
+    """What saving a tensor takes, so that only what has changed since an earlier save is written.
 
     Args:
         rows: the tensor.
@@ -196,11 +256,12 @@ def write_rows(
         name: the file for the piece of a number.
 
     Returns:
-        What the manifest is to say of the history, and the pieces, oldest first.
+        What the manifest is to say of the history, and the pieces, oldest first: those that are there
+        already, and those to be written.
     """
     history = {"history": rows.history, "key": rows.key, "mark": list(rows.mark)}
     kept, tier, runs = _plan(rows, known, earlier)
-    pieces: list[Piece] = []
+    pieces: list[Piece | NewPiece] = []
     for piece in kept:
         path = name(len(pieces))
         if not link(piece.path, path):
@@ -209,11 +270,19 @@ def write_rows(
             pieces, tier, runs = [], -1, [(0, len(rows.tensor))]
             break
         pieces.append(Piece(path, piece.tier, piece.runs, piece.size, piece.crc32))
-    if runs:
-        path = name(len(pieces))
-        size, checksum = write_blocks(path, _blocks_of_runs(rows.tensor, runs))
-        pieces.append(Piece(path, tier, tuple(runs), size, checksum))
+    for some in _base_files(rows.tensor) if tier < 0 else [tuple(runs)] if runs else []:
+        blocks = partial(_blocks_of_runs, rows.tensor, some)
+        pieces.append(NewPiece(name(len(pieces)), tier, some, blocks))
     return history, pieces
+
+
+def _base_files(tensor: Tensor) -> Iterator[tuple[Run, ...]]:
+    """The rows of a base's files."""
+    total = len(tensor)
+    files = min(BASE_FILES, max(tensor.numel() * tensor.element_size() // BASE_BYTES, 1), total)
+    each = -(-total // files)
+    for start in range(0, total, each):
+        yield ((start, min(each, total - start)),)
 
 
 def _plan(
@@ -227,7 +296,11 @@ def _plan(
     mark = _mark_of(known)
     if (known.get("history"), known.get("key")) != (rows.history, rows.key) or mark is None:
         return anew
-    if earlier.dtype != rows.tensor.dtype or earlier.shape[1:] != rows.tensor.shape[1:]:
+    if (earlier.dtype, earlier.shape[1:], earlier.fields) != (
+        rows.tensor.dtype,
+        rows.tensor.shape[1:],
+        rows.fields,
+    ):
         return anew
     found = rows.since(mark)
     if found is None or len(earlier) > total:
@@ -242,7 +315,7 @@ def _plan(
         kept = [piece for piece in kept if piece.tier != tier]
         tier += 1
     written = sum(count for _, count in runs)
-    if written + sum(piece.rows for piece in kept[1:]) > total or len(runs) > MAX_RUNS:
+    if written + sum(piece.rows for piece in kept if piece.tier >= 0) > total or len(runs) > MAX_RUNS:
         return anew
     return kept, tier, runs
 

@@ -8,37 +8,36 @@ import os
 import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 from torch import Tensor
 
+from replaybank.checkpoint_fields import Field, StoredField, read_fields
 from replaybank.checkpoint_files import (
     DTYPES,
     MAX_DIMS,
     blocks_of,
     bytes_of,
     fsync_directory,
+    in_parallel,
     is_size,
     no_bools,
     read_into,
     regular_file,
-    write_blocks,
 )
-from replaybank.checkpoint_rows import Rows, StoredRows, read_pieces, write_rows
+from replaybank.checkpoint_rows import NewPiece, Piece, Rows, StoredRows, plan_rows, read_pieces
 from replaybank.errors import DataFormatError
 
-WHOLE, IN_PIECES = 1, 2
-"""Versions of the format: every tensor in one file, or some in pieces (see ``checkpoint_rows``)."""
+WHOLE, IN_PIECES, IN_ROWS = 1, 2, 3
+"""Versions of the format: every tensor in one file; some in pieces (see ``checkpoint_rows``), perhaps with
+several files for a base; some interleaved in rows (see ``checkpoint_fields``)."""
 MANIFEST = "manifest.json"
 
 Saved: TypeAlias = "Tensor | Rows"
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ def encode(value: Any, where: str, tensors: list[tuple[str, Saved]], pickled: bo
     """JSON for a value: objects have one key, which says what they stand for; tensors are put aside."""
     if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, Field):
+        return {"field": [_number_of(value.rows, where, tensors), value.number]}
     if isinstance(value, (Tensor, Rows)):
         plain = (value if isinstance(value, Tensor) else value.tensor).detach()
         name = str(plain.dtype).removeprefix("torch.")
@@ -100,6 +101,14 @@ def encode(value: Any, where: str, tensors: list[tuple[str, Saved]], pickled: bo
     )
 
 
+def _number_of(rows: Rows, where: str, tensors: list[tuple[str, Saved]]) -> int:
+    for number in range(len(tensors) - 1, -1, -1):
+        if tensors[number][1] is rows:
+            return number
+    tensors.append((where, rows))
+    return len(tensors) - 1
+
+
 def write_state(
     folder: Path, tree: Any, tensors: list[tuple[str, Saved]], earlier: Earlier | None = None
 ) -> SaveEntry:
@@ -111,11 +120,16 @@ def write_state(
         tensors: from :func:`encode`.
         earlier: a save on the same file system, of which files that have not changed are taken.
     """
-    entries = _in_parallel(
-        lambda job: _write_tensor(folder, *job, earlier or Earlier({})),
-        [(number, name, tensor) for number, (name, tensor) in enumerate(tensors)],
-    )
-    version = IN_PIECES if any("pieces" in entry for entry in entries) else WHOLE
+    plans = [
+        _plan_tensor(folder, number, name, tensor, earlier or Earlier({}))
+        for number, (name, tensor) in enumerate(tensors)
+    ]
+    parts = [part for _, parts in plans for part in parts]
+    written = iter(in_parallel(lambda part: part if isinstance(part, Piece) else part.write(), parts))
+    entries = [_finished(entry, [next(written) for _ in parts]) for entry, parts in plans]
+    version = WHOLE
+    if any("pieces" in entry for entry in entries):
+        version = IN_ROWS if any("fields" in entry for entry in entries) else IN_PIECES
     manifest = {"format": "replaybank-state", "version": version, "tensors": entries, "state": tree}
     content = json.dumps(manifest, allow_nan=False).encode()
     with open(folder / MANIFEST, "xb") as out:
@@ -125,31 +139,31 @@ def write_state(
     return SaveEntry(folder.name, len(content), zlib.crc32(content))
 
 
-def _write_tensor(folder: Path, number: int, name: str, saved: Saved, earlier: Earlier) -> dict[str, Any]:
+def _plan_tensor(
+    folder: Path, number: int, name: str, saved: Saved, earlier: Earlier
+) -> tuple[dict[str, Any], Sequence[Piece | NewPiece]]:
+    """The entry of a manifest without what is known once its files are written, and these."""
     tensor = saved.tensor if isinstance(saved, Rows) else saved
     dtype = str(tensor.dtype).removeprefix("torch.")
-    entry = {"name": name, "dtype": dtype, "shape": list(tensor.shape)}
+    entry: dict[str, Any] = {"name": name, "dtype": dtype, "shape": list(tensor.shape)}
     if isinstance(saved, Rows):
         known, stored = earlier.tensors.get((saved.history, saved.key), (None, None))
-        history, pieces = write_rows(saved, known, stored, _namer(folder, number))
-        return {**entry, "rows": history, "pieces": [piece.to_json() for piece in pieces]}
-    size, checksum = write_blocks(folder / f"{number}.bin", blocks_of(tensor))
-    return {"file": f"{number}.bin", **entry, "bytes": size, "crc32": checksum}
+        history, pieces = plan_rows(saved, known, stored, _namer(folder, number))
+        if saved.fields:
+            entry["fields"] = [spec.to_json() for spec in saved.fields]
+        return {**entry, "rows": history}, pieces
+    whole = NewPiece(folder / f"{number}.bin", -1, (), lambda: blocks_of(tensor))
+    return {"file": f"{number}.bin", **entry}, [whole]
+
+
+def _finished(entry: dict[str, Any], pieces: list[Piece]) -> dict[str, Any]:
+    if "rows" in entry:
+        return {**entry, "pieces": [piece.to_json() for piece in pieces]}
+    return {**entry, "bytes": pieces[0].size, "crc32": pieces[0].crc32}
 
 
 def _namer(folder: Path, number: int) -> Callable[[int], Path]:
     return lambda piece: folder / f"{number}.{piece}.bin"
-
-
-def _in_parallel(work: Callable[[A], B], jobs: Sequence[A]) -> list[B]:
-    """Reading, writing and checksums let other threads run: two files take about half the time."""
-    if len(jobs) < 2:
-        return [work(job) for job in jobs]
-    with ThreadPoolExecutor(min(_WORKERS, len(jobs)), thread_name_prefix="replaybank-checkpoint") as pool:
-        return list(pool.map(work, jobs))
-
-
-_WORKERS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -195,8 +209,10 @@ def read_state(
     # All are checked before memory is taken for the first.
     checked = [_check_entry(folder, file, number, entry) for number, entry in enumerate(entries)]
     try:
-        decode = _Decoder(file, _in_parallel(lambda entry: _read(entry, stored), checked), allow_pickle)
-        state = decode(tree)
+        in_parallel(lambda check: check(), [check for entry in checked for check in _checks(entry)])
+        whole = iter(in_parallel(_read, [entry for entry in checked if isinstance(entry, _Entry)]))
+        tensors = [entry if isinstance(entry, StoredRows) else next(whole) for entry in checked]
+        state = _Decoder(file, tensors, allow_pickle, stored)(tree)
     except RecursionError:
         raise DataFormatError(f"{file}: the state is nested too deeply.") from None
     if not isinstance(state, dict):
@@ -218,9 +234,9 @@ def _read_manifest(folder: Path, expected: SaveEntry) -> tuple[Path, list[Any], 
     if not isinstance(manifest, dict) or manifest.get("format") != "replaybank-state":
         raise DataFormatError(f"{file} is no manifest of a replaybank state.")
     version = manifest.get("version")
-    if type(version) is not int or version not in (WHOLE, IN_PIECES):
+    if type(version) is not int or version not in (WHOLE, IN_PIECES, IN_ROWS):
         raise DataFormatError(
-            f"{file} has version {version!r}; this replaybank reads {WHOLE} and {IN_PIECES}. "
+            f"{file} has version {version!r}; this replaybank reads {WHOLE} to {IN_ROWS}. "
             "Load it with the release that wrote it."
         )
     entries = manifest.get("tensors")
@@ -260,7 +276,10 @@ def _check_entry(folder: Path, manifest: Path, number: int, entry: Any) -> _Entr
         pieces = read_pieces(entry["pieces"], shape, width, _namer(folder, number))
         if isinstance(pieces, str):
             raise bad(pieces)
-        return StoredRows(dtype, shape, pieces)
+        fields = read_fields(entry["fields"], dtype, shape[-1]) if "fields" in entry else ()
+        if isinstance(fields, str):
+            raise bad(fields)
+        return StoredRows(dtype, shape, pieces, fields)
     # Each file once: a small folder must not ask for much memory by naming one file often.
     if entry.get("file") != f"{number}.bin":
         raise bad(f"a file name that is not {number}.bin")
@@ -273,10 +292,11 @@ def _check_entry(folder: Path, manifest: Path, number: int, entry: Any) -> _Entr
     return _Entry(path, dtype, tuple(shape), size, checksum)
 
 
-def _read(entry: _Entry | StoredRows, stored: bool) -> Tensor | StoredRows:
-    if isinstance(entry, StoredRows):
-        entry.check()
-        return entry if stored else entry.read()
+def _checks(entry: _Entry | StoredRows) -> list[Callable[[], None]]:
+    return entry.checks() if isinstance(entry, StoredRows) else []  # others are compared as they are read
+
+
+def _read(entry: _Entry) -> Tensor:
     tensor = torch.empty(entry.shape, dtype=entry.dtype)
     read_into(entry.path, entry.size, entry.crc32, bytes_of(tensor))
     if entry.dtype == torch.bool and tensor.numel() and bool((tensor.view(torch.uint8) > 1).any()):
@@ -291,6 +311,9 @@ class _Decoder:
     file: Path
     tensors: Sequence[Tensor | StoredRows]
     allow_pickle: bool
+    stored: bool
+    read: dict[tuple[int, int | None], Any] = field(default_factory=dict)
+    """What has been read of tensors and of fields: each once, however often it is named."""
 
     def __call__(self, value: Any) -> Any:
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -306,16 +329,32 @@ class _Decoder:
             if kind == "float" and content in ("nan", "inf", "-inf"):
                 return float(content)
             if kind in ("tensor", "pickle") and is_size(content) and content < len(self.tensors):
-                tensor = self.tensors[content]
+                tensor = self._of(content, None)
                 if kind == "tensor":
                     return tensor
                 if isinstance(tensor, Tensor):
                     return self._unpickled(tensor)
+            if kind == "field" and isinstance(content, list) and len(content) == 2:
+                number, place = content
+                if is_size(number) and is_size(place) and number < len(self.tensors):
+                    rows = self.tensors[number]
+                    if isinstance(rows, StoredRows) and place < len(rows.fields):
+                        return self._of(number, place)
             if kind == "nontensorstack" and isinstance(content, dict):
                 return self._stack(content)
             if kind in ("tensordict", "nontensor") and isinstance(content, dict):
                 return self._tensordict(kind, content)
         raise DataFormatError(f"{self.file}: {str(value)[:200]} stands for no value.")
+
+    def _of(self, number: int, place: int | None) -> Tensor | StoredRows | StoredField:
+        found = self.read.get((number, place))
+        if found is None:
+            found = self.tensors[number]
+            if isinstance(found, StoredRows):
+                found = found if place is None else StoredField(found, found.fields[place])
+                found = found if self.stored else found.read()
+            self.read[number, place] = found
+        return found
 
     def _unpickled(self, tensor: Tensor) -> Any:
         if not self.allow_pickle:

@@ -27,6 +27,9 @@ MISUSED = 2
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the signal's number, as shells count."""
 
+MOST_NUMBERS = 32
+"""Lines that ``stats`` shows of an entry that was not asked for by name: joints fit, embeddings do not."""
+
 # The base of typer's own usage errors. Newer typers no longer share it with click, so it is taken from a
 # class that every version exports.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -265,7 +268,8 @@ def stats(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="An entry, its path joined by '/'; may be given several times. [default: all numbers]"
+            help="An entry, its path joined by '/', shown whole; may be given several times. "
+            "[default: all that are numbers]"
         ),
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Look at the cameras too, by channel.")] = False,
@@ -280,7 +284,8 @@ def stats(
     unknown = [asked for asked in key or () if asked not in there]
     if unknown:
         raise typer.BadParameter(f"--key {unknown[0]}: there is no such entry; there are {', '.join(there)}")
-    show_stats(dataset_stats(dataset, [there[asked] for asked in key] if key else None, images=images))
+    found = dataset_stats(dataset, [there[asked] for asked in key] if key else None, images=images)
+    show_stats(found, most=None if key else MOST_NUMBERS)
 
 
 @app.command()
@@ -332,11 +337,16 @@ def stream(
     ] = False,
 ) -> None:
     """Stream a dataset for a while, without storing it, and show how fast it comes with how much memory."""
+    from replaybank.datasets.openx.files import is_converted
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.throughput import measure
     from replaybank.show import show_throughput
 
     place = _path(source)
+    if "://" not in place and is_converted(place):
+        raise typer.BadParameter(
+            f"{source} is converted already, so there is nothing to stream: give the published dataset"
+        )
     dataset = OpenXExperienceReplay(
         place.rstrip("/").rpartition("/")[2] or "dataset",
         batch_size,

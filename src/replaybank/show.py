@@ -38,8 +38,13 @@ def show_summary(summary: DatasetSummary) -> None:
         line(f"Note: {note}")
 
 
-def show_stats(stats: Mapping[tuple[str, ...], EntryStats]) -> None:
-    """Print statistics, a line for each number of an entry, or channel of a camera. O(numbers)."""
+def show_stats(stats: Mapping[tuple[str, ...], EntryStats], *, most: int | None = None) -> None:
+    """Print statistics, a line for each number of an entry, or channel of a camera. O(numbers).
+
+    Args:
+        stats: what :func:`replaybank.datasets.openx.stats.dataset_stats` gives.
+        most: how many numbers of an entry are shown (an embedding has hundreds); ``None`` means all.
+    """
     for key, entry in stats.items():
         note = f", {count(entry.left_out)} values that are no numbers left out" if entry.left_out else ""
         columns = (entry.mean, entry.std, entry.min, entry.q01, entry.q99, entry.max)
@@ -48,7 +53,10 @@ def show_stats(stats: Mapping[tuple[str, ...], EntryStats]) -> None:
             (str(number), *(f"{value:.6g}" for value in row))
             for number, row in enumerate(zip(*values, strict=True))
         ]
-        table(f"{'/'.join(key)}: {count(entry.count)} steps{note}", rows, _STATS_HEADER)
+        name = "/".join(key)
+        if most is not None and len(rows) > most:
+            note += f"; {most} of {count(len(rows))} numbers (--key {name} shows all)"
+        table(f"{name}: {count(entry.count)} steps{note}", rows[:most], _STATS_HEADER)
 
 
 _STATS_HEADER = ("number", "mean", "std", "min", "q01", "q99", "max")

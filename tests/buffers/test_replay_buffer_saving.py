@@ -25,7 +25,7 @@ def same_future(a: ReplayBuffer, b: ReplayBuffer) -> bool:
     return all(torch.equal(a.sample()["n"], b.sample()["n"]) for _ in range(3))
 
 
-@pytest.mark.parametrize("way", ["state_dict", "dumps", "save", "pickle", "deepcopy"])
+@pytest.mark.parametrize("way", ["state_dict", "dumps", "dump", "save", "pickle", "deepcopy"])
 def test_a_buffer_goes_on_as_the_one_it_was_saved_from(way: str, tmp_path: Path) -> None:
     def new(seed: int) -> ReplayBuffer:
         return tensor_buffer(7, batch_size=5, generator=seeded(seed), transform=lambda td: td)
@@ -40,7 +40,7 @@ def test_a_buffer_goes_on_as_the_one_it_was_saved_from(way: str, tmp_path: Path)
         other.load_state_dict(state)
         buffer = new(2)
         buffer.load_state_dict(state)
-    elif way in ("dumps", "save"):
+    elif way in ("dumps", "dump", "save"):
         getattr(buffer, way)(tmp_path)
         (other.loads if way == "dumps" else other.load)(tmp_path)
     else:

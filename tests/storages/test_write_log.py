@@ -3,7 +3,9 @@ from __future__ import annotations
 import copy
 import pickle
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -296,3 +298,35 @@ def test_the_changes_of_an_epoch_are_those_since_it_began() -> None:
     assert log.changes(log.epoch_mark()).runs == []
     log.append(0, 1)
     assert log.changes(log.epoch_mark()).runs == [(0, 1)]
+
+
+class Counted(np.ndarray[Any, Any]):
+    """An array that counts the elements that are read and written."""
+
+    count = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        Counted.count += np.size(found)
+        return found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        Counted.count += np.size(super().__getitem__(index))
+        super().__setitem__(index, value)
+
+
+@pytest.mark.parametrize("rows", [10, 10_000])
+def test_replacing_k_rows_looks_at_k_rows_of_the_log(rows: int) -> None:
+    log = WriteLog(rows)
+    log.fill()
+    log._cuts = log._cuts.view(Counted)
+    Counted.count = 0
+    for replaced in ([3], [1, 7, 7, 2]):
+        log.begin_replacing(torch.tensor(replaced))
+        assert log.cut.view(torch.uint8).gt(1).nonzero().flatten().tolist() == sorted(set(replaced))
+        log.touch(torch.tensor(replaced))
+        log.commit()
+    assert Counted.count == 4 * (1 + 4), (
+        "each is read and written when it is marked and when the mark is taken"
+    )
+    assert log.cut.view(torch.uint8).tolist() == [1] + [0] * (rows - 1)

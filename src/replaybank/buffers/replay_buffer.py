@@ -480,6 +480,10 @@ class ReplayBuffer(ComposedBuffer):
         """The same as :meth:`dumps`."""
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
+    def dump(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+        """The same as :meth:`dumps`."""
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
+
     def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
         """The same as :meth:`loads`."""
         self.loads(path, allow_pickle=allow_pickle)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.samplers.arguments import real, whole
+from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import SampledStorage
+from replaybank.samplers.exponents import ALPHA, BETA, EPS, LARGEST, Exponents
 from replaybank.samplers.generations import stale_items
 from replaybank.samplers.item_index import item_numbers, shape_of_index, values_of
 from replaybank.samplers.priority_state import checked_state
@@ -24,8 +25,6 @@ from replaybank.weights.sum_tree import SumTree
 EPOCH, TOTAL, KNOWN, NEEDED, FIRST_STEPS = range(5)
 # How often a change that was broken off has been made good, and who is at it (a process, 0 for none).
 REPAIRS, _CHANGING = 6, 7
-# Real ones.
-ALPHA, BETA, EPS, LARGEST = range(4)
 
 _MOST = 1 << 50
 """Items that an address space could hold; more is a mistake that no allocation would explain."""
@@ -77,21 +76,17 @@ class PriorityTable:
         self.on_cpu = on_cpu
         self.tree = SumTree(capacity, dtype)
         self.ints = torch.zeros(8, dtype=torch.int64)
-        self.reals = torch.zeros(4, dtype=torch.float64)
-        self.reals[EPS] = real("eps", eps)
+        self.exponents = Exponents(eps)
         self._view()
         self._forget_storage()
         self.number[EPOCH] = _UNSEEN
-        self.real[LARGEST] = -1.0
         self._uniforms = Uniforms()
-        self._given: list[Any] = [0.0, 0.0]
         self.set_exponent(ALPHA, alpha)
         self.set_exponent(BETA, beta)
 
     def _view(self) -> None:
         # A tensor element takes microseconds to read, a memoryview's 40 ns; other processes' writes show too.
         self.number: MutableSequence[int] = memoryview(self.ints.numpy())  # type: ignore[arg-type, assignment]
-        self.real: MutableSequence[float] = memoryview(self.reals.numpy())  # type: ignore[arg-type, assignment]
 
     def _forget_storage(self) -> None:
         self._log: WriteLog | None = None
@@ -104,98 +99,44 @@ class PriorityTable:
 
     # ---- alpha, beta, eps
 
-    def exponent(self, which: int) -> Any:
-        """``alpha`` or ``beta``, as it was given where that still holds."""
-        given = self._given[which]
-        return given if isinstance(given, Tensor) else self.real[which]
-
-    def beta(self) -> float:
-        """The exponent of importance weights."""
-        given = self._given[BETA]
-        return float(given) if isinstance(given, Tensor) else self.real[BETA]
-
     def set_exponent(self, which: int, value: float | Tensor) -> bool:
         """Set ``alpha`` or ``beta``; whether the weights have changed. O(N) for another ``alpha``.
 
         Raises:
             TypeError: it is no number.
-            ValueError: it is negative, infinite or NaN.
+            ValueError: it is negative, infinite or NaN, or makes weights too large; nothing has been changed.
         """
-        name = "alpha" if which == ALPHA else "beta"
-        number = real(name, value)
-        changed = which == ALPHA and self._reweight(number)
-        self._given[which], self.real[which] = value, number
+        exponents = self.exponents
+        number = exponents.checked(which, value)
+        changed = which == ALPHA and number != exponents.real[ALPHA]
+        if changed:
+            self.catch_up()
+            exponents.reweight(self.tree, self._limit(), self.number[KNOWN], number)
+        exponents.keep(which, value, number)
         return changed
 
     def heed_alpha(self) -> bool:
         """Whether ``alpha``, given as a tensor, was changed in its place, and with it now all weights."""
-        given = self._given[ALPHA]
+        given = self.exponents.given[ALPHA]
         return isinstance(given, Tensor) and self.set_exponent(ALPHA, given)
-
-    def _reweight(self, alpha: float) -> bool:
-        old = self.real[ALPHA]
-        if alpha == old:
-            return False
-        self.catch_up()
-        leaves = self.tree.leaves[: self._limit()]
-        if self.tree.largest > 0 or (alpha == 0 and self.number[KNOWN]):
-            if old == 0:  # all weights are 1 and the priorities unknown: they count with the maximum
-                weight = self._powered("alpha", self._largest_seen() + self.real[EPS], alpha)
-                weights = (leaves > 0).double() * weight
-            elif alpha == 0 and self.number[KNOWN]:
-                weights = torch.ones_like(leaves)
-            else:
-                self._powered("alpha", self.tree.largest, alpha / old, alpha)
-                weights = torch.where(leaves > 0, leaves.double().pow(alpha / old), 0.0)
-            self.tree.set_leaves(weights)
-        self.real[ALPHA] = alpha
-        return True
-
-    def _powered(self, name: str, value: float, exponent: float, given: float | None = None) -> float:
-        """``value ** exponent``, the largest weight there would be.
-
-        Raises:
-            ValueError: it is too large for the dtype.
-        """
-        try:
-            weight = float(value**exponent)
-        except OverflowError:
-            weight = math.inf
-        if weight > torch.finfo(self.tree.dtype).max:
-            raise ValueError(
-                f"{name}={exponent if given is None else given}: the largest weight would be {weight:.3g}, "
-                f"too large for {self.tree.dtype}. Nothing has been changed."
-            )
-        return weight
-
-    def _weight(self, priority: float) -> float:
-        return float((priority + self.real[EPS]) ** self.real[ALPHA])
-
-    def _priority(self, weight: float) -> float:
-        """The priority that a weight came from; the largest seen where nobody can know."""
-        alpha = self.real[ALPHA]
-        return max(weight ** (1 / alpha) - self.real[EPS], 0.0) if alpha else self._largest_seen()
-
-    def _largest_seen(self) -> float:
-        largest = self.real[LARGEST]
-        return largest if largest >= 0 else 1.0
 
     @property
     def max_priority(self) -> float:
         """Largest priority that counts, 1 if there is none. O(1)."""
-        if self.within_buffer and self.real[ALPHA] > 0:
+        if self.within_buffer and self.exponents.real[ALPHA] > 0:
             weight = self.tree.largest
-            return self._priority(weight) if weight > 0 else 1.0
-        return self._largest_seen()
+            return self.exponents.priority(weight) if weight > 0 else 1.0
+        return self.exponents.largest_seen()
 
     @property
     def default_weight(self) -> float:
         """Weight of a new item. O(1)."""
-        if self.within_buffer and self.real[ALPHA] > 0:
+        exponents = self.exponents
+        if self.within_buffer and exponents.real[ALPHA] > 0:
             # Weights that were inherited count too, and are not to be rounded to and fro.
             weight = self.tree.largest
-            return weight if weight > 0 else self._weight(1.0)
-        return self._weight(self._largest_seen())
+            return weight if weight > 0 else exponents.weight(1.0)
+        return exponents.weight(exponents.largest_seen())
 
     # ---- following the storage
 
@@ -243,7 +184,7 @@ class PriorityTable:
         changed = False
         if log is not self._log:
             self._enter(storage)
-        if isinstance(self._given[ALPHA], Tensor):
+        if isinstance(self.exponents.given[ALPHA], Tensor):
             changed = self.heed_alpha()
         if not log.is_at(number[EPOCH], number[TOTAL]):
             if storage.columns != self._columns:
@@ -463,10 +404,11 @@ class PriorityTable:
             return items
         if values.dtype is torch.bool or values.is_complex():
             raise TypeError(f"Priorities of dtype {values.dtype}: give real numbers.")
-        largest = self._set(items, values, generation, self.real[EPS], self.real[ALPHA])
-        if largest > self.real[LARGEST]:
-            self.real[LARGEST] = largest
-        if self._log is None and self.real[EPS] == 0:
+        numbers = self.exponents.real
+        largest = self._set(items, values, generation, numbers[EPS], numbers[ALPHA])
+        if largest > numbers[LARGEST]:
+            numbers[LARGEST] = largest
+        if self._log is None and numbers[EPS] == 0:
             self._note_zeros(items, values)
         return items
 
@@ -525,11 +467,7 @@ class PriorityTable:
         bad = (items < 0) | (items >= limit)
         if bool(bad.any()):
             raise IndexError(f"Index {int(items[bad][0])} is out of range: there are {limit} items.")
-        weights = self.tree.weights(items).double()
-        alpha = self.real[ALPHA]
-        if alpha == 0:
-            return torch.full_like(weights, self._largest_seen()).to(self.tree.dtype)
-        return (weights.pow(1 / alpha) - self.real[EPS]).clamp(min=0).to(self.tree.dtype)
+        return self.exponents.priorities(self.tree.weights(items).double()).to(self.tree.dtype)
 
     # ---- draws
 
@@ -546,7 +484,7 @@ class PriorityTable:
     def clear(self) -> None:
         """Forget all items and priorities. O(N)."""
         self.tree.clear()
-        self.real[LARGEST] = -1.0
+        self.exponents.real[LARGEST] = -1.0
         self.number[EPOCH], self.number[TOTAL], self.number[KNOWN] = _UNSEEN, 0, 0
         self._zeroed.clear()
 
@@ -554,7 +492,7 @@ class PriorityTable:
         """Move the state to shared memory, so that processes it is sent to see one table."""
         self.tree.share_memory_()
         self.ints.share_memory_()
-        self.reals.share_memory_()
+        self.exponents.share_memory_()
         self._view()
 
     def state_dict(self) -> dict[str, Any]:
@@ -565,10 +503,7 @@ class PriorityTable:
             "weights": self.tree.leaves[: self.number[KNOWN] if seen else self.tree.capacity].cpu().clone(),
             "capacity": self.tree.capacity,
             "total": self.number[TOTAL] if seen else None,
-            "alpha": self.real[ALPHA],
-            "beta": self.beta(),
-            "eps": self.real[EPS],
-            "largest": self.real[LARGEST],
+            **self.exponents.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -585,17 +520,14 @@ class PriorityTable:
         self.number[EPOCH] = _LOADED if seen else _UNSEEN
         self.number[TOTAL] = 0 if total is None else total
         self.number[KNOWN] = weights.numel() if seen else 0
-        for which, name in ((ALPHA, "alpha"), (BETA, "beta"), (EPS, "eps"), (LARGEST, "largest")):
-            self.real[which] = float(state_dict[name])
-        self._given = [self.real[ALPHA], self.real[BETA]]
+        self.exponents.load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("number", "real", "_log", "_unshaped", "_uniforms"):
+        for name in ("number", "_log", "_unshaped", "_uniforms"):
             del state[name]
         if not self.ints.is_shared():
-            # Sending a tensor to a process would move its memory under our feet.
-            state["ints"], state["reals"] = self.ints.clone(), self.reals.clone()
+            state["ints"] = self.ints.clone()
             state["ints"][_CHANGING] = 0
         return state
 

@@ -86,7 +86,7 @@ class PrioritizedSampler(PrioritySampler):
             table.follow(storage)
             items, importance, stamps = table.tree.draw(
                 table.uniforms(batch_size, self.generator),
-                beta=table.beta(),
+                beta=table.exponents.beta(),
                 stamp=table.stamp(),
                 stratified=self.stratified,
             )

@@ -162,7 +162,9 @@ class PrioritizedSliceSampler(PrioritySampler):
             starts.follow(storage, index, slice_len - right, first_steps=not self.strict_length)
             if not starts.tree.total > 0 and not bool(starts.allowed.any()):
                 raise none_long_enough(index, slice_len)
-            items, importance, _ = starts.tree.draw(table.uniforms(count, self.generator), beta=table.beta())
+            items, importance, _ = starts.tree.draw(
+                table.uniforms(count, self.generator), beta=table.exponents.beta()
+            )
             slices = index.slices_from(items, slice_len)
             where, info = self._slicing.draw_of(storage, index, slices, self.truncated_key)
             weight = repeat(importance, slices)

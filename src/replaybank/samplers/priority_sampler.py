@@ -11,8 +11,9 @@ from torch import Tensor
 
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import SampledStorage, Sampler
+from replaybank.samplers.exponents import ALPHA, BETA, EPS
 from replaybank.samplers.locking import ThreadLock
-from replaybank.samplers.priorities import ALPHA, BETA, EPS, PriorityTable
+from replaybank.samplers.priorities import PriorityTable
 from replaybank.storages.resize import Move
 
 PRIORITY_WEIGHT = "priority_weight"
@@ -131,7 +132,7 @@ class PrioritySampler(Sampler):
     @property
     def alpha(self) -> Any:
         """Exponent of priorities. Setting it re-weights all items, O(N)."""
-        return self._table.exponent(ALPHA)
+        return self._table.exponents.exponent(ALPHA)
 
     @alpha.setter
     def alpha(self, value: float | Tensor) -> None:
@@ -142,7 +143,7 @@ class PrioritySampler(Sampler):
     @property
     def beta(self) -> Any:
         """Exponent of importance weights."""
-        return self._table.exponent(BETA)
+        return self._table.exponents.exponent(BETA)
 
     @beta.setter
     def beta(self, value: float | Tensor) -> None:
@@ -152,7 +153,7 @@ class PrioritySampler(Sampler):
     @property
     def eps(self) -> float:
         """Added to priorities."""
-        return self._table.real[EPS]
+        return self._table.exponents.real[EPS]
 
     # ---- looking at priorities
 

@@ -126,8 +126,7 @@ class SliceStarts:
 
     def __getstate__(self) -> dict[str, object]:
         # What was followed is of this process. A table that is shared takes its weights from all of them.
-        allowed = self.allowed if self.allowed.is_shared() else self.allowed.clone()
-        return {"table": self._table, "tree": self.tree, "allowed": allowed}
+        return {"table": self._table, "tree": self.tree, "allowed": self.allowed}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         table, tree, allowed = state["table"], state["tree"], state["allowed"]

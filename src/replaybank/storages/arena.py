@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +15,10 @@ from replaybank.storages.capacity import check_memory, check_shared_memory
 LARGE_PAGES_BYTES = 1 << 24
 """Buffers of at least this size ask for large pages. Smaller ones fit the TLB's second level well enough, and
 the system rounds each up to 2 MiB."""
+
+
+MAPPED_BYTES = 1 << 20
+"""Zero buffers of at least this size are mapped: ``torch.zeros`` would write to every page at once."""
 
 
 class Arena(Protocol):
@@ -43,11 +49,21 @@ class MemoryArena:
 
     def take(self, name: str, count: int, *, zero: bool) -> Tensor:
         """A buffer. O(1): the system hands out zero pages lazily."""
-        make = torch.zeros if zero else torch.empty
-        buffer: Tensor = make(count, dtype=torch.uint8, device=self.device)
+        buffer: Tensor
+        if zero and count >= MAPPED_BYTES and self.device.type == "cpu":
+            buffer = torch.frombuffer(_zero_pages(count), dtype=torch.uint8)
+        else:
+            make = torch.zeros if zero else torch.empty
+            buffer = make(count, dtype=torch.uint8, device=self.device)
         if buffer.is_cpu and count >= LARGE_PAGES_BYTES:
             _native.ask_large_pages(buffer.data_ptr(), count)
         return buffer
+
+
+def _zero_pages(count: int) -> mmap.mmap:
+    if os.name == "nt":
+        return mmap.mmap(-1, count)
+    return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class SharedArena:

@@ -14,6 +14,7 @@ from replaybank.storages.blocks import BLOCK_PAYLOAD, ByteBlocks
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import EncodedFrames, frames_of
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.packed import PackedRows
 from replaybank.storages.structure import show
 from replaybank.storages.table import Leaf, Table, checked, read, whole
 
@@ -263,6 +264,11 @@ class EncodedTable:
             ]
             out["next"] = {**state["next"], "links": links}
         return out
+
+    def packed(self, lead: tuple[int, ...]) -> PackedRows | None:
+        """The rows of the other leaves; see :meth:`Table.packed`."""
+        packed = self._inner.packed(lead)
+        return None if packed is None else packed.renumbered(self._others)
 
     def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""

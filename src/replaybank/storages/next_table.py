@@ -14,6 +14,7 @@ from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
+from replaybank.storages.packed import PackedRows
 from replaybank.storages.table import PLAN_BYTES, Leaf, LeafTable, checked, out_of_range, read, whole
 
 OBSERVATION: Key = ("observation",)
@@ -359,6 +360,11 @@ class NextTable:
                 "aside": self._aside.gather(slots, self._aside.items),
             },
         }
+
+    def packed(self, lead: tuple[int, ...]) -> PackedRows | None:
+        """The rows of the stored leaves; see :meth:`Table.packed`."""
+        packed = self._main.packed(lead)
+        return None if packed is None else packed.renumbered(self._stored)
 
     def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over a dump; see :meth:`Table.load`. O(items * bytes)."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from replaybank.checkpoint import StoredRows
+from replaybank.checkpoint import StoredField, StoredRows
 from replaybank.storages.write_log import cursor_and_length, moved_state
 
 
@@ -83,8 +83,10 @@ def resized(state: Mapping[str, Any], move: Move) -> dict[str, Any]:
     return out
 
 
-def _turned(leaf: Tensor | StoredRows | None, first: int) -> Tensor | StoredRows | None:
-    if isinstance(leaf, StoredRows):
+def _turned(
+    leaf: Tensor | StoredRows | StoredField | None, first: int
+) -> Tensor | StoredRows | StoredField | None:
+    if isinstance(leaf, (StoredRows, StoredField)):
         return leaf.turned(first)
     return None if leaf is None else torch.cat([leaf[first:], leaf[:first]])
 

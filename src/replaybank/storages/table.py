@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
-from replaybank.checkpoint import StoredRows
+from replaybank.checkpoint import StoredField, StoredRows
 from replaybank.checkpoint_files import rows_in_chunk
 from replaybank.storages.arena import Arena
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import decoded_again
 from replaybank.storages.layout import DTYPES, LINE_BYTES, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.next_state import made_again
+from replaybank.storages.packed import PackedRows, packed_rows, read_straight
 
 THREADED_BYTES = 1 << 20
 """Copies of at least this size are shared out over torch's threads: waking them takes some 10 microseconds,
@@ -33,7 +34,7 @@ PLAN_BYTES = 32
 """Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
 
 
-Leaf: TypeAlias = "Tensor | StoredRows"
+Leaf: TypeAlias = "Tensor | StoredRows | StoredField"
 """A leaf of a state: in memory, or in a checkpoint's files."""
 
 
@@ -105,6 +106,10 @@ class Table(Protocol):
         """
         ...
 
+    def packed(self, lead: tuple[int, ...]) -> PackedRows | None:
+        """The rows of the first ``prod(lead)`` items, if leaves lie in rows that may be saved as they are."""
+        ...
+
     def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over what the ``dump`` of any table left.
 
@@ -172,10 +177,15 @@ class LeafTable:
         items = torch.Size(dims).numel()
         arena.check(items * layout.item_bytes, f"A storage of {items} items of {layout.item_bytes} bytes")
         sizes = buffer_sizes(layout, items)
+        # What lies between the leaves of a row goes into checkpoints too: it must not be another's memory.
+        in_rows = bool(layout.row_bytes)
         if consolidated and len(sizes) > 1:
-            whole = arena.take("all", sum(map(_aligned, (size for _, size in sizes))), zero=False)
+            whole = arena.take("all", sum(map(_aligned, (size for _, size in sizes))), zero=in_rows)
             return cls(layout, dims, _parts_of(whole, [size for _, size in sizes]), device)
-        return cls(layout, dims, [arena.take(name, size, zero=False) for name, size in sizes], device)
+        buffers = [
+            arena.take(name, size, zero=in_rows and not number) for number, (name, size) in enumerate(sizes)
+        ]
+        return cls(layout, dims, buffers, device)
 
     def with_columns(self, leaves: Sequence[LeafSpec], arena: Arena) -> LeafTable:
         """The table with more leaves, zero everywhere. O(leaves)."""
@@ -387,11 +397,19 @@ class LeafTable:
         """The first ``count`` items, ``[*lead, *shape]``. O(count * bytes), or O(leaves) without copies."""
         return {"data": self.gather_run(0, count, lead) if copy else self.valid_views(lead[0])}
 
+    def packed(self, lead: tuple[int, ...]) -> PackedRows | None:
+        """The rows of the first items; see :meth:`Table.packed`. O(leaves)."""
+        if self.given or not self.layout.row_bytes:
+            return None
+        return packed_rows(self.layout, self.buffers[0], lead)
+
     def load(self, data: Sequence[Leaf | None], state: Mapping[str, Any], dims: tuple[int, ...]) -> None:
         """Take over a dump, some rows at a time; see :meth:`Table.load`. O(items * bytes)."""
         if any(leaf is None for leaf in data):
             data = [*whole(read(data), state, dims, self.items)]
         leaves = self.check(data, dims)
+        if self._plan is not None and not self.given and read_straight(self.layout, self.buffers, leaves):
+            return
         length, width = dims[0], torch.Size(dims[1:]).numel()
         step = rows_in_chunk(self._item_bytes * width)
         for start in range(0, length, step):
@@ -430,7 +448,7 @@ class LeafTable:
 
 def read(data: Sequence[Leaf | None]) -> list[Tensor | None]:
     """The leaves of a dump in memory."""
-    return [leaf.read() if isinstance(leaf, StoredRows) else leaf for leaf in data]
+    return [leaf if leaf is None or isinstance(leaf, Tensor) else leaf.read() for leaf in data]
 
 
 def whole(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.checkpoint import Rows
+from replaybank.checkpoint import Field, Rows
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import MemoryArena
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
@@ -277,10 +277,16 @@ class TensorStorage(Storage):
         history = log.history
         if table is not None and history is not None:
             keys = [show(spec.key) for spec in table.layout.leaves]
-            state["data"] = [
+            data: list[Any] = [
                 leaf if leaf is None else Rows(leaf, history, key, log.mark(), log.changed_since)
                 for leaf, key in zip(state["data"], keys, strict=True)
             ]
+            packed = table.packed(tuple(self.shape)) if len(self) else None
+            if packed is not None:
+                rows = Rows(packed.rows, history, packed.key, log.mark(), log.changed_since, packed.fields)
+                for place, number in enumerate(packed.numbers):
+                    data[number] = Field(rows, place)
+            state["data"] = data
         return state
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from replaybank.checkpoint import StoredRows
+from replaybank.checkpoint import StoredField, StoredRows
 from replaybank.errors import DataFormatError
 from replaybank.storages.base import entry
 from replaybank.storages.layout import LeafSpec
@@ -30,7 +30,9 @@ def check_data(
     """
     lengths = {
         len(leaf)
-        if isinstance(leaf, (Tensor, StoredRows)) and leaf.ndim and leaf.shape[1:] == (*columns, *spec.shape)
+        if isinstance(leaf, (Tensor, StoredRows, StoredField))
+        and leaf.ndim
+        and leaf.shape[1:] == (*columns, *spec.shape)
         else -1
         for leaf, spec in zip(data, specs, strict=False)
         if leaf is not None

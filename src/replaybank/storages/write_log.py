@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from replaybank.sending import Sendable
 from replaybank.storages.log_events import FIELDS, RING, EventRing, LogChanges, LogMark
 from replaybank.storages.log_header import (
     BASE,
@@ -36,6 +38,8 @@ from replaybank.storages.log_header import (
 
 __all__ = ["RING", "LogChanges", "LogMark", "WriteLog", "cursor_and_length", "moved_state"]
 
+_NO_ROWS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
 _process = 0  # another in every forked child: a write that was under way when it was forked is not its own
 _process_name = os.urandom(8).hex()  # likewise, and another in every process
 
@@ -50,7 +54,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-class WriteLog:
+class WriteLog(Sendable):
     """What was written to a storage and which slots follow each other.
 
     Whoever derives something from a storage keeps a :class:`LogMark` and asks for the :meth:`changes` since,
@@ -82,6 +86,7 @@ class WriteLog:
     """
 
     _writing = -1  # the ``_process`` in which this object is writing
+    _marked = _NO_ROWS  # what this object has marked
 
     def __init__(self, rows: int) -> None:
         if rows < 1:
@@ -177,14 +182,20 @@ class WriteLog:
         Args:
             rows: int64 ``[k]``, each in ``[0, length)``.
         """
+        self._marked = rows.numpy()
         self.begin(0, REPLACING)
-        self._cuts.view(np.uint8)[rows.numpy()] |= MARKED
+        self._cuts.view(np.uint8)[self._marked] |= MARKED
 
     def commit(self) -> None:
-        """Note that the write is done and :meth:`append` or :meth:`touch` has noted it. O(1), or O(rows)."""
+        """Note that the write is done and :meth:`append` or :meth:`touch` has noted it.
+
+        O(1), or O(k) after :meth:`begin_replacing` of k rows.
+        """
         ints = self._ints
         if ints[PENDING] < 0:
-            self._cuts.view(np.uint8)[:] &= 1
+            # All marks there are: whoever finds those of a write that was broken off has to settle it first.
+            self._cuts.view(np.uint8)[self._marked] &= 1
+            self._marked = _NO_ROWS
         ints[PENDING] = 0
         self._writing = -1
 
@@ -454,7 +465,6 @@ class WriteLog:
     def __getstate__(self) -> dict[str, Any]:
         if self.state.is_shared():
             return {"rows": self.rows, "state": self.state, "cut": self.cut}
-        # Sending a tensor to a process moves its memory under our feet: what is not shared is copied.
         state = self.state.clone()
         _name_anew(state)
         return {"rows": self.rows, "state": state, "cut": self.cut.clone()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.sending import Sendable
 from replaybank.storages.layout import LeafPlace
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.signals import EndSignal, StepSource
@@ -30,7 +31,7 @@ class Slices(NamedTuple):
     total: int
 
 
-class TrajectoryIndex:
+class TrajectoryIndex(Sendable):
     """The trajectories of a storage: synced in O(steps written), drawn from in O(slices).
 
     Two sets of slots are kept as ranked bitsets (``csrc/trajectory_index.hpp``), 0.4 bytes a slot together:
@@ -289,6 +290,17 @@ class TrajectoryIndex:
             self.length,
             self.min_length,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        # Addresses, and the log of a storage that a copy has not seen: it reads the first one it gets anew.
+        for name in ("_view", "_log", "_mark"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _log=None, _mark=None)
+        self._set_view()
 
     # ---- questions
 

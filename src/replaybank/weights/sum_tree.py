@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.sending import Sendable
 from replaybank.weights import verdicts, walk
 from replaybank.weights.walk import FAN, Draw, Level
 
@@ -21,7 +22,7 @@ _FLOATS = (torch.float32, torch.float64)
 _empty_like = torch.empty_like  # of a tensor that is there it costs half of what ``torch.empty`` does
 
 
-class SumTree:
+class SumTree(Sendable):
     """Weights of N items, drawn in proportion, in O(log N).
 
     A 16-ary tree: leaves in ``dtype``, sums above in float64, minima and maxima beside them, all in one block
@@ -476,14 +477,12 @@ class SumTree:
         self.set_leaves(leaves)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Sending a tensor to a process would move its memory under our feet: what is not shared is copied.
-        memory = self._memory if self._memory.is_shared() else self._memory.clone()
         return {
             "capacity": self.capacity,
             "dtype": self.dtype,
             "device": self.device,
             "native": self.native,
-            "memory": memory,
+            "memory": self._memory,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

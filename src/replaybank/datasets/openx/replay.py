@@ -33,12 +33,10 @@ from replaybank.datasets.openx.streamed import (
     BUFFER_BYTES,
     StreamedStorage,
     StreamSampler,
-    packed_generator,
     refusal,
     refuse_parts,
     seed_of,
     stream_sampler,
-    unpacked_generator,
 )
 from replaybank.samplers.base import Sampler
 from replaybank.storages.base import Storage
@@ -480,14 +478,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         if self._streamed is not None:
             with self._lock.lock:  # not a deep copy: the counters of epochs are shared with workers
                 state["_sampler"] = copy.copy(self._streamed)
-            # Sending a tensor that nothing keeps, as a generator's state, to a spawned process fails.
-            state["_generator"] = packed_generator(self._generator)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self._streamed is not None:
-            self._generator = unpacked_generator(self._generator)
 
     def __repr__(self) -> str:
         if self._streamed is None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank.datasets.openx.channels import channels_first
 from replaybank.datasets.openx.corrections import swapped
 from replaybank.datasets.openx.files import ANEW
 from replaybank.datasets.openx.sources.base import FieldSpec
@@ -70,7 +71,7 @@ class StoredFrames:
             decoded = decode_frames([self._bytes[start:end]], self._spec, where)
             if self._bgr:
                 decoded = swapped(decoded)
-            pixels[k] = decoded[0].transpose(2, 0, 1)
+            channels_first(decoded, pixels[k : k + 1])
 
         share_out(len(flat), self._leaf.bytes, decode)
         return out.view(*steps.shape, *self._leaf.shape)

@@ -416,23 +416,6 @@ def seed_of(generator: torch.Generator | None) -> int:
     return int(torch.randint(1 << 62, (), generator=generator))
 
 
-def packed_generator(generator: Any) -> Any:
-    """A generator as its device and the bytes of its state."""
-    if not isinstance(generator, torch.Generator):
-        return generator
-    return str(generator.device), generator.get_state().numpy().tobytes()
-
-
-def unpacked_generator(packed: Any) -> Any:
-    """The generator again."""
-    if not isinstance(packed, tuple):
-        return packed
-    device, state = packed
-    generator = torch.Generator(device)
-    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    return generator
-
-
 def stream_sampler(
     source: EpisodeSource,
     slicing: Slicing,

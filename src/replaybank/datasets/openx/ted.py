@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from replaybank.datasets.openx.channels import channels_first
 from replaybank.datasets.openx.sources.base import Column, Episode, FieldSpec, Images, Key
 from replaybank.errors import DataFormatError, UnsupportedFeatureError
 
@@ -272,8 +273,8 @@ def check_shape(leaf: Leaf, shape: tuple[int, ...], where: str) -> None:
 
 
 def decode_frames(images: Images, start: int, stop: int) -> npt.NDArray[Any]:
-    """Frames ``start`` to ``stop`` of a camera, ``[n, C, H, W]`` (a view of channels-last memory)."""
-    return images.decode(start, stop).transpose(0, 3, 1, 2)
+    """Frames ``start`` to ``stop`` of a camera, ``[n, C, H, W]``, contiguous."""
+    return channels_first(images.decode(start, stop))
 
 
 def _zeros(leaf: Leaf, length: int) -> npt.NDArray[Any]:
