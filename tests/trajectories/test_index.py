@@ -13,7 +13,7 @@ from reference.history import History
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, n_windows
 from replaybank.storages import LazyTensorStorage
-from replaybank.storages.log_events import FIELDS, RING
+from replaybank.storages.log_events import FIELDS
 from replaybank.storages.log_header import HEADER
 from replaybank.storages.write_log import RING
 from replaybank.trajectories.index import Slices, TrajectoryIndex
