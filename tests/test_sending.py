@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 import contracts
 import sampler_contracts
 from memory_source import FIELDS, MemorySource, episode
+from patience import PATIENCE
 from replaybank import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -318,7 +319,7 @@ def test_what_is_sent_goes_on_where_it_was_on_its_own(objects: dict[str, Asked],
     for put in (ways.queue.put, ways.torch_queue.put, ways.pipe.send):
         put(objects)
     others = ways.results.recv()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     expected = answers(objects)
     for other in others:
