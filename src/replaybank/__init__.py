@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         TensorStorage,
     )
     from replaybank.trajectories import TrajectoryIndex, split_trajectories
+    from replaybank.transforms import BurnIn, FrameStack, HindsightRelabel, NStep, SampleTransform
     from replaybank.weights import SumTree
     from replaybank.writers import (
         ImmutableDatasetWriter,
@@ -69,12 +70,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "BurnIn",
     "CompressedListStorage",
     "ConsumingSampler",
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
     "EntryStats",
+    "FrameStack",
+    "HindsightRelabel",
     "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
@@ -85,6 +89,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "NStep",
     "Normalize",
     "OpenXExperienceReplay",
     "OpenXMixture",
@@ -98,6 +103,7 @@ __all__ = [
     "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
+    "SampleTransform",
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
@@ -190,6 +196,7 @@ _HOMES = {
         "TensorStorage",
     ],
     "trajectories": ["TrajectoryIndex", "split_trajectories"],
+    "transforms": ["BurnIn", "FrameStack", "HindsightRelabel", "NStep", "SampleTransform"],
     "weights": ["SumTree"],
     "writers": [
         "ImmutableDatasetWriter",
