@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict, lazy_stack
 
+from patience import PATIENCE
 from replaybank.checkpoint import POINTER, Stateful, fsync_directory, load, save, write_json_atomically
 from replaybank.errors import DataFormatError
 
@@ -434,7 +435,11 @@ print(step)
 def test_killed_at_twenty_random_moments_the_last_complete_state_loads(tmp_path: Path) -> None:
     """C64: the state is the last one announced, or the one after it, and whole."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "no save was ever finished: the test tested nothing"
@@ -485,7 +490,7 @@ while True:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     lines = [line.split(" ", 3) for line in done.stdout.splitlines()]
     assert len(lines) > 20

@@ -516,3 +516,14 @@ def test_stats_shows_a_line_for_each_number(
     assert "--key speed: there is no such entry; there are" in capsys.readouterr().err
     assert cli.run(["stats", str(arm_folder)]) == cli.FAILED
     assert "holds no converted dataset" in capsys.readouterr().err
+
+
+def test_stream_takes_what_is_there_where_it_is_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = arm.write_arm_dataset(tmp_path / "arm", episodes=4, shards=2)
+    next(folder.glob("*00001-of-00002")).unlink()
+    assert cli.run(["stream", str(folder), "--seconds", "0"]) == cli.FAILED
+    assert "--allow-missing" in capsys.readouterr().err
+    assert cli.run(["stream", str(folder), "--seconds", "0", "--allow-missing"]) == 0
+    assert "steps/s" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import replaybank
+from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [name for name in replaybank.__all__ if not name.startswith("__")]
@@ -85,7 +86,7 @@ def test_every_public_method_says_what_it_does(name: str) -> None:
 
 def test_importing_takes_no_optional_package_and_no_network() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", IN_A_NEW_PROCESS], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert not set(json.loads(done.stdout)) & set(OPTIONAL)
@@ -111,5 +112,5 @@ try:
 except AttributeError as error:
     assert str(error) == "module 'replaybank' has no attribute 'Nothing'"
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

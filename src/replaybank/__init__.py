@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from replaybank.datasets.openx.mixture import OpenXMixture
     from replaybank.datasets.openx.normalize import Normalize
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
-    from replaybank.datasets.openx.sources import HubTarSource, RLDSSource, RLDSWriter, open_source
+    from replaybank.datasets.openx.sources import (
+        HubTarSource,
+        LeRobotSource,
+        RLDSSource,
+        RLDSWriter,
+        open_source,
+    )
     from replaybank.datasets.openx.stats import EntryStats
     from replaybank.datasets.openx.verify import verify
     from replaybank.errors import (
@@ -86,6 +92,7 @@ __all__ = [
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",
+    "LeRobotSource",
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
@@ -155,6 +162,7 @@ _HOMES = {
     ],
     "datasets.openx.sources": [
         "HubTarSource",
+        "LeRobotSource",
         "RLDSSource",
         "RLDSWriter",
         "open_source",

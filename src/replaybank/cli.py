@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -57,6 +58,7 @@ class Origin(str, Enum):
 
     rlds = "rlds"
     hub = "hub"
+    lerobot = "lerobot"
 
 
 class LastStep(str, Enum):
@@ -126,7 +128,8 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SRC", help="Path or URL of a published dataset, or an id of `replaybank list`."
+            metavar="SRC",
+            help="Path or URL of an RLDS or LeRobot dataset or of tar shards, or an id of `replaybank list`.",
         ),
     ],
     destination: Annotated[str, typer.Argument(metavar="DEST", help="Folder of the converted dataset.")],
@@ -147,12 +150,19 @@ def convert(
     ] = None,
     max_memory: Annotated[float, typer.Option(min=0.001, help="GiB to hold at most.")] = 1.0,
     origin: Annotated[
-        Origin | None, typer.Option(help="Where to fetch an id from.", show_default="what the catalog says")
+        Origin | None,
+        typer.Option(
+            help="Where to fetch an id from; lerobot: SRC is a repository of the hub, user/name.",
+            show_default="what the catalog says",
+        ),
     ] = None,
     last_step: Annotated[
         LastStep | None,
         typer.Option(help="Last step of each episode.", show_default="what the catalog says"),
     ] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Convert what is there where declared files are not.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Convert a dataset into memory-mapped tensors, ready to be sampled; fetch it first if need be."""
@@ -178,6 +188,7 @@ def convert(
         max_memory=int(max_memory * (1 << 30)),
         dataset_id=None if origin is None else source,
         last_step=None if last_step is None else last_step.value,
+        allow_missing=allow_missing,
     )
     if not quiet:
         left_out = f", {len(made.skipped):,} records left out" if made.skipped else ""
@@ -208,7 +219,7 @@ def info(
         ),
     ],
     split: Annotated[
-        str | None, typer.Option(help="Which split of a published dataset.", show_default="train")
+        str | None, typer.Option(help="Which split of a dataset as published.", show_default="train")
     ] = None,
 ) -> None:
     """Show what is in a dataset: entries, episodes, lengths, images, instructions.
@@ -298,7 +309,12 @@ def verify(
 
 @app.command()
 def stream(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or URL of a dataset.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="Folder or URL of a published dataset, or an id of `replaybank list`."
+        ),
+    ],
     seconds: Annotated[float, typer.Option(min=0.0, help="How long.")] = 10.0,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Steps in a batch; without it whole trajectories come.")
@@ -311,6 +327,9 @@ def stream(
     buffer: Annotated[
         int, typer.Option(min=0, metavar="MB", help="Encoded megabytes to draw from; more shuffle better.")
     ] = 256,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Stream what is there where declared files are not.")
+    ] = False,
 ) -> None:
     """Stream a dataset for a while, without storing it, and show how fast it comes with how much memory."""
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
@@ -328,6 +347,7 @@ def stream(
         split=split,
         num_workers=workers,
         buffer_bytes=buffer << 20,
+        allow_missing=allow_missing,
     )
     try:
         with _reading("s", title="Streaming") as show:
@@ -355,7 +375,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(given or ["--help"], prog_name="replaybank", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(given or ["--help"], prog_name="replaybank", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(given)
@@ -394,6 +416,11 @@ def _say(text: str, status: int, kind: str = "error: ") -> int:
     if sys.stderr is not None:
         print(f"replaybank: {kind}{' '.join(text.split())}", file=sys.stderr)
     return status
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning on one line: where in the sources it arose is nothing to a user."""
+    _say(str(message), 0, "warning: ")
 
 
 def _missing_package(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import sampler_contracts
+from patience import PATIENCE
 from replaybank import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from sampler_contracts import SAMPLERS, SamplerCase, steps
 
@@ -110,7 +111,7 @@ def test_a_run_saved_in_the_middle_goes_on_in_a_new_process_as_if_it_had_not_bee
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

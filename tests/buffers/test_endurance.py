@@ -18,6 +18,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from patience import PATIENCE
 from replaybank import (
     ConsumingSampler,
     LazyMemmapStorage,
@@ -35,9 +36,6 @@ from replaybank.samplers.base import Sampler
 from replaybank.storages.table import LeafTable
 
 SECONDS = float(os.environ.get("REPLAYBANK_ENDURANCE", "0.4"))
-PATIENCE = 300.0
-"""Seconds within which a process makes a step on any machine, however loaded. What one took is printed."""
-
 ROWS = 400
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {

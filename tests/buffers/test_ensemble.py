@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from buffers.test_processes import in_child
+from patience import PATIENCE
 from reference.chi_square import assert_fits
 from replaybank.buffers import (
     PrioritizedReplayBuffer,
@@ -793,11 +794,11 @@ def test_a_thread_writes_to_a_buffer_while_the_ensemble_samples() -> None:
     for thread in readers + writers:
         thread.start()
     for thread in writers:
-        thread.join(60)
+        thread.join(PATIENCE)
     state = ensemble.state_dict()
     stop.set()
     for thread in readers:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not wrong
     assert len(state["buffers"]) == 2
 

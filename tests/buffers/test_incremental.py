@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from patience import PATIENCE
 from replaybank import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -289,7 +290,7 @@ other = ReplayBuffer(storage=LazyTensorStorage(50))
 other.loads(sys.argv[1])
 assert other[:].tolist() == buffer[:].tolist()
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("how", ["view", "given"])
@@ -438,7 +439,7 @@ def test_c64_killed_at_fifty_random_moments_the_state_is_that_before_or_after(tm
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 50

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from patience import PATIENCE
 from replaybank import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -215,7 +216,7 @@ def test_a_spawned_child_killed_in_mid_write_leaves_all_whole(last: int) -> None
     buffer = shared(PrioritizedSampler(ROWS, 1.0, 1.0, eps=0.0))
     child = multiprocessing.get_context("spawn").Process(target=_spawned, args=(buffer, last))
     child.start()
-    child.join(60)
+    child.join(PATIENCE)
     assert child.exitcode == -9
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from buffers.doubles import InOrder
+from patience import PATIENCE
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.prioritized import PrioritizedSampler
@@ -40,7 +41,7 @@ def all_gone() -> bool:
     """Whether no thread that draws ahead is left, once those that are ending have ended."""
     gc.collect()
     for thread in prefetching():
-        thread.join(10)
+        thread.join(PATIENCE)
     return not prefetching()
 
 
@@ -69,7 +70,7 @@ def test_as_many_batches_as_asked_for_are_kept_ready() -> None:
 
     buffer = new(3, transform=note)
     buffer.sample()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE)
     buffer.close()
     assert len(drawn) == 4, "one handed out, three ready"
 
@@ -245,7 +246,7 @@ print("sampled", flush=True)
 {end}
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.stdout == "sampled\n"
     assert done.returncode == {"": 0, "raise SystemExit(3)": 3}.get(end, -2), done.stderr
@@ -254,7 +255,7 @@ print("sampled", flush=True)
 
 def wait_until_ready(buffer: Any, count: int) -> None:
     """Let the thread draw until that many batches are in line, and end it."""
-    for _ in range(1000):
+    for _ in range(int(PATIENCE / 0.01)):
         with buffer._prefetcher._changed:
             if len(buffer._prefetcher._ready) >= count:
                 break
@@ -344,7 +345,7 @@ def test_closing_hands_a_batch_to_whoever_waits_for_one() -> None:
 
     def slow(td: Any) -> Any:
         entered.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
         return td
 
     buffer = new(1, transform=slow)
@@ -354,14 +355,14 @@ def test_closing_hands_a_batch_to_whoever_waits_for_one() -> None:
     ]
     for thread in waiting:
         thread.start()
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     closing = threading.Thread(target=buffer.close, daemon=True)
     closing.start()
     while not buffer._prefetcher._stopped:
         entered.wait(0.01)
     go_on.set()
     for thread in (closing, *waiting):
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert got == [4] * 4
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from patience import PATIENCE
 from replaybank.buffers.locks import ProcessLock
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
@@ -57,11 +58,11 @@ def test_a_child_forked_while_another_thread_holds_the_lock_can_use_its_copy() -
     def hold() -> None:
         with buffer._lock.lock:
             held.set()
-            let_go.wait(30)
+            let_go.wait(PATIENCE)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(10)
+    held.wait(PATIENCE)
 
     def use() -> None:
         buffer.extend(steps(5, 2))
@@ -104,7 +105,7 @@ def test_processes_write_to_one_shared_buffer(method: str) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [0, 0]
     expected = {0} | {1000 * number + k for number in (1, 2) for k in range(150)}
     assert set(buffer[:]["n"].tolist()) == expected
@@ -148,17 +149,19 @@ def test_a_process_lock_keeps_processes_and_threads_apart() -> None:
     lock = ProcessLock()
     assert pickle.loads(pickle.dumps(lock)) is lock, "one object a process, or its threads would not meet"
     order: list[str] = []
+    ready, done = os.pipe(), torch.zeros(1, dtype=torch.int64).share_memory_()
     with lock, lock:
         pid = os.fork()
         if pid == 0:
-            start = time.monotonic()
+            os.write(ready[1], b"x")
             with lock:
-                waited = time.monotonic() - start
-            os._exit(0 if waited > 0.1 else 1)
+                os._exit(0 if int(done) else 1)
         thread = threading.Thread(target=note, args=(lock, order))
         thread.start()
-        time.sleep(0.2)
+        os.read(ready[0], 1)
+        time.sleep(0.2)  # time for both to take the lock, if it let them
         order.append("main")
+        done[0] = 1
     thread.join()
     assert order == ["main", "thread"]
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -208,7 +211,7 @@ def test_children_can_fork_once_the_maker_of_a_shared_buffer_is_gone(end: str) -
         [sys.executable, "-W", "ignore", "-c", ORPHANS, end],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.stdout == "7 7\n", done.stderr
@@ -235,7 +238,7 @@ def test_locks_still_keep_forked_processes_apart_once_the_file_has_no_name() -> 
     thread.start()
     assert not taken.wait(0.2)
     os.write(go_on[1], b"x")
-    assert taken.wait(10)
+    assert taken.wait(PATIENCE)
     os.waitpid(pid, 0)
     thread.join()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
+
 MOST = 1.2
 """Of the buffer's size, all of it included."""
 
@@ -63,7 +65,7 @@ def test_saving_and_loading_take_less_than_a_fifth_of_the_buffer_beside_it(
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         assert 0.5 < float(done.stdout) < MOST, f"{what}: {done.stdout} times the buffer"

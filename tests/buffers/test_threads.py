@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from buffers.doubles import Remembers
+from patience import PATIENCE
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers.slice import SliceSampler
@@ -20,6 +21,7 @@ from replaybank.storages import LazyTensorStorage
 from replaybank.storages.list import ListStorage
 
 SECONDS = 2.0  # a torn item, where nothing guards them, shows within a tenth of it
+STEPS = 40  # of each thread at least
 
 
 def whole_items(start: int, count: int) -> TensorDict:
@@ -36,14 +38,17 @@ def is_whole(batch: Any) -> bool:
 
 
 def run_at_once(*works: Callable[[int], None], seconds: float = SECONDS) -> None:
-    """Run each in a thread, again and again, until the time is over; raise what one of them raised."""
+    """Run each in a thread, again and again, until the time is over; raise what one of them raised.
+
+    Each at least ``STEPS`` times, however little of the machine there is for it.
+    """
     errors: list[BaseException] = []
     end = time.monotonic() + seconds
 
     def run(work: Callable[[int], None]) -> None:
         step = 0
         try:
-            while time.monotonic() < end and not errors:
+            while (time.monotonic() < end or step < STEPS) and not errors:
                 work(step)
                 step += 1
         except BaseException as error:
@@ -162,7 +167,7 @@ def test_sampling_goes_on_and_writing_waits_while_a_checkpoint_is_written(
 
     def slow(state: Any) -> Any:
         saving.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
         return state
 
     buffer.register_save_hook(slow)
@@ -173,7 +178,7 @@ def test_sampling_goes_on_and_writing_waits_while_a_checkpoint_is_written(
 
     saver, writer = threading.Thread(target=buffer.dumps, args=(tmp_path,)), threading.Thread(target=write)
     saver.start()
-    assert saving.wait(20)
+    assert saving.wait(PATIENCE)
     writer.start()
     for _ in range(20):
         assert is_whole(buffer.sample())

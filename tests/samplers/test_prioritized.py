@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tensordict import TensorDict
 from torch import Tensor
 
+from patience import PATIENCE
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from replaybank.buffers.replay_buffer import ReplayBuffer
@@ -568,7 +569,7 @@ def test_processes_share_a_prioritized_buffer(method: str) -> None:  # C44
     buffer.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 2.0, 2.0]))
     process = mp.get_context(method).Process(target=_write_and_update, args=(buffer,))  # type: ignore[attr-defined]
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     process.kill()
     assert process.exitcode == 0
     assert isinstance(buffer.sampler, PrioritizedSampler)

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from depth import examples
+from patience import PATIENCE
 from reference.chi_square import assert_fits
 from reference.history import History
 from reference.storage import PlainStorage
@@ -360,7 +361,7 @@ def test_processes_share_prioritized_slices(method: str) -> None:  # C44
     buffer.sample()
     process = mp.get_context(method).Process(target=_write, args=(buffer,))  # type: ignore[attr-defined]
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     process.kill()
     assert process.exitcode == 0
     sampler = buffer.sampler

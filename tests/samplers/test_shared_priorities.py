@@ -9,6 +9,7 @@ import torch
 import torch.multiprocessing as mp
 from tensordict import TensorDict
 
+from patience import PATIENCE
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.samplers import PrioritizedSampler, PrioritizedSliceSampler
 from replaybank.storages import LazyTensorStorage
@@ -47,7 +48,7 @@ def test_two_processes_that_update_at_once_lose_nothing(sampler: Any) -> None:
     child: Any = mp.get_context("spawn").Process(target=update, args=(buffer, 1))
     child.start()
     update(buffer, 0)
-    child.join(120)
+    child.join(PATIENCE)
     child.kill()
     assert child.exitcode == 0
     expected = [float(ROUNDS + k % 2) for k in range(ITEMS)]

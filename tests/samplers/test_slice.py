@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from depth import examples
+from patience import PATIENCE
 from reference.chi_square import assert_fits
 from reference.storage import PlainStorage
 from reference.trajectory_index import n_windows
@@ -263,7 +264,7 @@ def test_the_sampler_is_right_after_another_process_wrote() -> None:  # C44
     runs(storage, sampler, 400)
     process = torch.multiprocessing.get_context("fork").Process(target=_write_from_elsewhere, args=(storage,))
     process.start()
-    process.join()
+    process.join(PATIENCE)
     assert process.exitcode == 0
     assert {k for k, _, _ in runs(storage, sampler, 400)} == {0, 7}
 

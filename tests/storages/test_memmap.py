@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from patience import PATIENCE
 from replaybank import _native
 from replaybank.storages import LazyMemmapStorage
 from replaybank.storages.layout import RowLayout, field_name
@@ -240,7 +241,7 @@ def test_another_process_writes_into_the_same_files(scratch: Path, method: str) 
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=_replace, args=(storage, 2))
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     assert storage[:].tolist() == [0, 1, 102, 3]
     assert storage.log.changes(mark).touched == [(2, 1)], "the log is shared"

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from patience import PATIENCE
 from replaybank.storages import EncodedFrames, LazyMemmapStorage, LazyTensorStorage
 from replaybank.writers import RoundRobinWriter
 
@@ -63,7 +64,7 @@ def test_all_processes_see_the_same_items(method: str, files: bool, tmp_path: Pa
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=_child, args=(storage,))
     process.start()
-    process.join(90)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     _read(storage, torch.tensor([*range(24, 35), 23]))
     _write(storage, 35, 10)

@@ -15,6 +15,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from torch import Tensor, nn
 
+from patience import PATIENCE
 from replaybank.storages import LazyTensorStorage, ListStorage, TensorStorage
 from replaybank.storages import capacity as capacity_module
 from replaybank.writers import RoundRobinWriter
@@ -618,7 +619,7 @@ def test_a_shared_storage_is_one_storage_in_all_processes(method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=_write_rows, args=(storage,))
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
     assert (len(storage), storage.log.cursor, storage.log.total) == (5, 5, 5)
     assert torch.equal(storage[3:]["obs"], _steps(2)["obs"])

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from patience import PATIENCE
 from replaybank import _native
 
 ITEMS, BYTES = 300, 40_000
@@ -79,4 +80,4 @@ def test_the_threads_do_not_keep_the_interpreter() -> None:
         "storage.set(range(100), torch.zeros(100, 100_000))\n"
         "assert storage.get(torch.arange(50)).shape == (50, 100_000)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)

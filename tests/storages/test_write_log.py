@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from reference.write_log import SlotLog
 from replaybank.storages.write_log import RING, WriteLog
 
@@ -240,7 +241,7 @@ def test_a_shared_log_shows_what_another_process_wrote() -> None:
     mark = log.mark()
     process = torch.multiprocessing.get_context("spawn").Process(target=_write_three_rows, args=(log,))
     process.start()
-    process.join()
+    process.join(PATIENCE)
     assert process.exitcode == 0
     assert log.changes(mark).runs == [(4, 3)]
     assert (log.cursor, log.length) == (1, 6)

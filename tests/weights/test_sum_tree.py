@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE
 from reference.chi_square import assert_fits
 from reference.sum_tree import Tree
 from replaybank import _native
@@ -381,7 +382,7 @@ def test_a_shared_tree_is_one_tree_in_all_processes(method: str) -> None:
         target=_update_in_child, args=(tree,)
     )
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     process.kill()
     assert process.exitcode == 0
     assert (tree.total, tree.largest) == (304.0, 5.0)
@@ -393,7 +394,7 @@ def test_sending_an_unshared_tree_to_a_process_leaves_it_whole() -> None:
     tree = filled([1.0] * 300, torch.float32)
     process = mp.get_context("spawn").Process(target=_update_in_child, args=(tree,))
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     process.kill()
     tree.update(torch.tensor([0]), torch.tensor([2.0]))
     assert tree.total == 301.0

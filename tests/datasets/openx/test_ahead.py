@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from memory_source import MemorySource, episode
+from patience import PATIENCE
 from replaybank.datasets.openx.ahead import Ahead
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources.base import Episode, Shard
@@ -257,7 +258,9 @@ def script(rest: str) -> list[str]:
 
 
 def test_python_ends_while_a_stream_runs() -> None:
-    done = subprocess.run(script('print("ready")'), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        script('print("ready")'), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
 
 
@@ -316,7 +319,7 @@ def test_memory_is_bounded_by_the_reservoir_and_what_is_ready_not_by_the_data() 
     """640 MB go through; 32 wait to be drawn; four trajectories of 4 + 8 MB each are under way at a time."""
     text = _LARGE.format(path=[str(Path(__file__).resolve().parents[2])])
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     steps, megabytes = map(int, done.stdout.split())

@@ -13,6 +13,7 @@ import pytest
 
 import memory_source
 from memory_source import Frames, MemorySource
+from patience import PATIENCE
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.conveyor import threads_for
 from replaybank.datasets.openx.files import read_manifest, read_progress
@@ -36,7 +37,7 @@ class Slow(Frames):
         self.gate = gate
 
     def decode(self, start: int = 0, stop: int | None = None) -> Any:
-        assert self.gate.wait(30)
+        assert self.gate.wait(PATIENCE)
         return super().decode(start, stop)
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from http_server import WebServer, serving
 from hub_shards import write_hub
+from lerobot_files import write_lerobot
+from replaybank.cli import run
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import read_manifest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
@@ -18,6 +20,7 @@ from replaybank.datasets.openx.sources import connection
 from replaybank.datasets.openx.sources.base import FieldSpec, Key
 from replaybank.datasets.openx.sources.download import DownloadedSource
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
+from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.sources.origins import HUB_VARIABLE, RLDS_VARIABLE
 from replaybank.datasets.openx.sources.rlds import RLDSSource
@@ -204,11 +207,46 @@ def test_urls_of_datasets_are_read_where_they_are(server: WebServer) -> None:
     assert not is_hub_tar(f"{server.url}/robotics")
 
 
+def test_a_lerobot_dataset_of_the_hub_goes_by_its_repository(server: WebServer, tmp_path: Path) -> None:
+    folder = tmp_path / "served/datasets/user/push/resolve/main"
+    write_lerobot(folder, "v3.0", LENGTHS)
+    root = tmp_path / "root"
+    with pytest.raises(FileNotFoundError, match="pass download=True"):
+        OpenXExperienceReplay("user/push", root=root, source="lerobot", streaming=False)
+    made = [
+        OpenXExperienceReplay("user/push", root=root, source="lerobot", download=True),
+        OpenXExperienceReplay("user/push", root=tmp_path / "by id alone", download=True),
+        OpenXExperienceReplay("user/push", root=root, streaming=False),
+    ]
+    for replay in made:
+        assert [len(replay.episode(n)) for n in range(len(LENGTHS))] == list(LENGTHS)
+        assert replay.dataset.manifest == made[0].dataset.manifest
+    assert made[0].dataset.manifest.name == "push"
+    assert (root / "user/push/manifest.json").is_file()
+    for place in ("user/push", str(folder), f"{server.url}/datasets/user/push/resolve/main"):
+        source = open_source("lerobot", place)
+        assert isinstance(source, LeRobotSource)
+        assert sum(e.length for shard in source.shards() for e in source.episodes(shard)) == sum(LENGTHS)
+    assert convert("lerobot", tmp_path / "direct", dataset_id="user/push").name == "push"
+    assert run(["convert", "user/push", str(tmp_path / "typed"), "--origin", "lerobot", "--quiet"]) == 0
+
+
 def test_names_that_are_none_are_errors_that_help(server: WebServer, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no .* dataset 'nyu_rot'; did you mean nyu_rot_data"):
         OpenXExperienceReplay("nyu_rot", root=tmp_path, download=True)
-    with pytest.raises(ValueError, match="no LeRobot copy of bridge"):
+    with pytest.raises(ValueError, match=r"no LeRobot copy of bridge: .* repository \('user/name'\)"):
         open_source("lerobot", "bridge")
+    with pytest.raises(ValueError, match=r"by its repository on the hub .* got 'pusht'"):
+        open_source("lerobot", "pusht")
+    with pytest.raises(FileNotFoundError, match="no LeRobot dataset at /nowhere/pusht"):
+        open_source("lerobot", "/nowhere/pusht")
+    with pytest.raises(FileNotFoundError, match=r"no LeRobot dataset at .*/user/nothing/resolve/main"):
+        open_source("lerobot", "user/nothing")
+    with pytest.raises(FileNotFoundError, match=r"user/nothing: .*source='lerobot', dataset_id='user"):
+        open_source("user/nothing")
+    for outside in ("../bridge", "a/b/c", "a/..", "/bridge"):
+        with pytest.raises(ValueError, match="it is no path"):
+            OpenXExperienceReplay(outside, root=tmp_path, source="lerobot", download=True)
     with pytest.raises(FileNotFoundError, match=r"brigde: there is no such file .* did you mean bridge"):
         open_source("brigde")
     with pytest.raises(ValueError, match="given by source="):

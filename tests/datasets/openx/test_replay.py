@@ -253,7 +253,7 @@ def test_pad_false_is_none(root: Path) -> None:
     assert len(open_arm(root, 6, pad=False).sample()) == 6
 
 
-@pytest.mark.parametrize("dataset_id", ["", "a/b", "..", "/tmp"])
+@pytest.mark.parametrize("dataset_id", ["", "a/b/c", "a/..", "..", "/tmp"])
 def test_a_dataset_id_is_no_path(root: Path, dataset_id: str) -> None:
     with pytest.raises(ValueError, match="pass paths as source="):
         OpenXExperienceReplay(dataset_id, streaming=False, root=root)

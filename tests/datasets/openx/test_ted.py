@@ -220,3 +220,18 @@ def test_a_shape_that_an_episode_does_not_show_is_left_for_another_one() -> None
     del columns[("observation", "image_0")]
     leaves = settle_shapes(ted_leaves(fields), Episode(columns, 2, "shard 0, record 0"))
     assert leaves[("observation", "image_0")].shape == (3, -1, -1)
+
+
+def test_what_else_a_step_led_to_stands_beside_our_entries_under_next() -> None:
+    fields: dict[Key, FieldSpec] = {
+        ("action",): VECTOR,
+        ("next", "success"): FLAG,
+        ("next", "reward"): SCALAR,
+        ("next", "observation", "state"): VECTOR,
+        ("next",): SCALAR,
+    }
+    leaves = ted_leaves(fields)
+    assert leaves[("next", "success")].source == ("next", "success")
+    assert leaves[("source_next", "reward")].source == ("next", "reward")
+    assert leaves[("source_next", "observation", "state")].source == ("next", "observation", "state")
+    assert leaves[("next", "reward")].source is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,17 @@ from replaybank.datasets.openx.conveyor import Conveyor, threads_for
 from replaybank.datasets.openx.corrections import Corrections, corrected
 from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
 from replaybank.datasets.openx.room import check_room
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Key, Shard, kind_of
+from replaybank.datasets.openx.sources.base import (
+    Episode,
+    EpisodeSource,
+    Key,
+    Shard,
+    kind_of,
+    notes_of,
+)
 from replaybank.datasets.openx.sources.download import DownloadedSource
 from replaybank.datasets.openx.sources.files import is_url, sizes_of
+from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted
 from replaybank.errors import CorruptRecordError, DataFormatError
@@ -46,6 +54,7 @@ def convert(
     image_keys: Sequence[str | Key] | None = None,
     num_workers: int | None = None,
     max_memory: int = DEFAULT_MEMORY,
+    allow_missing: bool = False,
     dataset_id: str | None = None,
     bgr: Sequence[str] | None = None,
     last_step: LastStep | None = None,
@@ -62,9 +71,9 @@ def convert(
     that was interrupted, and removed once they were read.
 
     Args:
-        source: path or URL of an RLDS dataset or of the hub's tar shards, an id of the catalog, ``"rlds"`` or
-            ``"hub"`` with ``dataset_id``, or any episode source. ``None``: where the catalog says that
-            ``dataset_id`` is published.
+        source: path or URL of an RLDS or LeRobot dataset or of the hub's tar shards, an id of the catalog,
+            ``"rlds"``, ``"hub"`` or ``"lerobot"`` with ``dataset_id``, or any episode source. ``None``: where
+            the catalog says that ``dataset_id`` is published.
         dest: folder to write to; made if missing, else empty or holding this conversion.
         split: split to convert, where ``source`` is a folder.
         overwrite: replace a converted dataset, or begin anew one that is unfinished.
@@ -77,6 +86,7 @@ def convert(
         num_workers: threads that decode (decoders let others run); by default one a core.
         max_memory: bytes of episodes and decoded frames that are held at a time, beside what the process
             takes anyway.
+        allow_missing: convert what is there of a dataset that lacks files which it declares.
         dataset_id: id in the catalog, where it is not the dataset's own name.
         bgr: cameras whose frames have blue first and are put right; by default those that the catalog names.
         last_step: ``"drop"`` leaves out the last step of each episode, ``"keep"`` does not; by default what
@@ -91,7 +101,7 @@ def convert(
         FileExistsError: ``dest`` holds something else.
         ValueError: ``dest`` is a URL, ``source`` is converted already, has no such camera, or is no dataset's
             name; the nearest ones are given.
-        FileNotFoundError: there is nothing to read at ``source``.
+        FileNotFoundError: there is nothing to read at ``source``, or files of it are missing.
         ConnectionError: the server cannot be reached.
         OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
         MemoryError: one episode takes more than ``max_memory``.
@@ -119,7 +129,18 @@ def convert(
     if source is not None and not isinstance(source, (str, os.PathLike)):
         given = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
         return _convert(given, getattr(source, "split", split), folder, options)
-    opened = open_source(source, dataset_id, split, bgr=bgr, last_step=last_step)
+    opened = open_source(
+        source,
+        dataset_id,
+        split,
+        allow_missing_shards=allow_missing,
+        # Cameras are decoded side by side: more threads for each would only be in each other's way.
+        video_threads=0 if options.threads == 1 or options.encoded else 1,
+        bgr=bgr,
+        last_step=last_step,
+    )
+    if kind_of(opened) == LeRobotSource.__name__:  # of whose files a shard needs parts of several
+        return _convert(opened, split, folder, options)
     fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS)
     made = _convert(fetched, split, folder, options)
     fetched.clear()
@@ -156,6 +177,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     if isinstance(corrections, Corrections):
         origin["corrections"] = corrections.to_json()
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
+    wanted = replace(wanted, faults=dict.fromkeys(notes_of(source), 1))
     if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):

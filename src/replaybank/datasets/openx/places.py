@@ -13,6 +13,7 @@ from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.options import is_path
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.open import is_origin, open_source
+from replaybank.datasets.openx.sources.origins import is_repository
 
 
 def default_root() -> Path:
@@ -30,13 +31,15 @@ def stored_at(
     *,
     images: Literal["raw", "encoded"],
     num_workers: int | None,
+    allow_missing: bool,
 ) -> Path:
     """The folder of the converted dataset, converting it first where an origin is given or to be found."""
     named = source is None or (isinstance(source, str) and is_origin(source))
     place = os.path.expanduser(source) if is_path(source) and not named else source
     if is_path(place) and not named and "://" not in os.fspath(place) and is_converted(place):
         return Path(place)
-    if dataset_id in ("", ".", "..") or Path(dataset_id).name != dataset_id:
+    one_name = dataset_id not in ("", ".", "..") and Path(dataset_id).name == dataset_id
+    if not one_name and not is_repository(dataset_id):
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="
         )
@@ -46,7 +49,8 @@ def stored_at(
         if not is_converted(folder):
             raise FileNotFoundError(
                 f"there is no converted dataset {dataset_id!r} in {folder.parent}: pass download=True to "
-                "fetch an Open X-Embodiment dataset, or source=, the path of one in any form"
+                "fetch an Open X-Embodiment dataset or a LeRobot dataset of the hub ('user/name'), or "
+                "source=, the path of one in any form"
             )
         return folder
     convert(
@@ -57,12 +61,18 @@ def stored_at(
         dataset_id=dataset_id,
         images=images,
         num_workers=num_workers,
+        allow_missing=allow_missing,
     )
     return folder
 
 
 def streamed_from(
-    dataset_id: str, source: str | os.PathLike[str] | EpisodeSource | None, split: str
+    dataset_id: str,
+    source: str | os.PathLike[str] | EpisodeSource | None,
+    split: str,
+    *,
+    num_workers: int | None = None,
+    allow_missing: bool = False,
 ) -> EpisodeSource:
     """The episodes of a dataset that is streamed, its known faults put right."""
     if source is not None and not isinstance(source, (str, os.PathLike)):
@@ -71,4 +81,11 @@ def streamed_from(
         raise ValueError(
             f"{os.fspath(source)} is converted already, and need not be streamed: pass streaming=False"
         )
-    return open_source(source, dataset_id, split)
+    return open_source(
+        source,
+        dataset_id,
+        split,
+        allow_missing_shards=allow_missing,
+        # Episodes are decoded side by side: more threads for each would only be in each other's way.
+        video_threads=0 if num_workers in (0, 1) else 1,
+    )

@@ -71,7 +71,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
     Sampling is safe from any number of threads, each iterator from one at a time. Pickles as paths, not data.
 
     Args:
-        dataset_id: name of the dataset; with ``source`` a path, any name to keep it under.
+        dataset_id: name of the dataset, or the hub's repository of a LeRobot dataset (``"user/name"``); with
+            ``source`` a path, any name to keep it under.
         batch_size: steps in a batch, a multiple of ``num_slices`` or ``slice_len``. Without it, iterating
             gives each trajectory once: whole, ``num_slices`` at a time, or a random slice of ``slice_len``.
             Streamed without slices, a batch is so many consecutive steps of one episode.
@@ -102,14 +103,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             when it is read; a batch is ``[B, T_max]``.
         strict_length: with slices, leave out trajectories shorter than a slice (stored), or raise (streamed);
             ``False`` gives those whole.
-        source: path or URL of a dataset in RLDS form, of the hub's tar shards or (stored) of a converted
-            dataset, or ``"rlds"`` or ``"hub"``, where ``dataset_id`` is published in that form, or an episode
-            source; ``None``: what is in ``root``, else, to stream or to download it, where the catalog says.
+        source: path or URL of an RLDS or LeRobot dataset, of the hub's tar shards or (stored) of a converted
+            dataset, or ``"rlds"``, ``"hub"`` or ``"lerobot"``, where ``dataset_id`` is published in that
+            form, or an episode source; ``None``: what is in ``root``, else, to stream or to download it,
+            where the catalog says.
         split: split to read.
         images: what a conversion keeps of frames: ``"raw"`` pixels, or ``"encoded"``, ten to twenty times
             smaller and decoded when sampled.
         image_keys: cameras to read, by path or name; all by default.
         num_workers: threads that decode, of a conversion or of a stream (0: the caller itself).
+        allow_missing: of a ``source`` that lacks files which it declares, take what is there.
         generator: source of all random draws; ``None``: torch's global one. A stream draws its seed from it.
         rank: number of this reader among ``world_size``; streamed only.
         world_size: readers that share the episodes of a stream; both by default those of
@@ -180,6 +183,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         images: Literal["raw", "encoded"] = "raw",
         image_keys: Sequence[str | tuple[str, ...]] | None = None,
         num_workers: int | None = None,
+        allow_missing: bool = False,
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -214,7 +218,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             refuse_parts(sampler=sampler, writer=writer, split_trajs=split_trajs or None)
             self._given = True
             streamed = stream_sampler(
-                streamed_from(dataset_id, source, split),
+                streamed_from(
+                    dataset_id, source, split, num_workers=num_workers, allow_missing=allow_missing
+                ),
                 slicing,
                 batch_size=batch_size_of(batch_size),
                 shuffle=self.shuffle,
@@ -229,7 +235,14 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             return
         self._given = is_path(source) and is_converted(Path(source).expanduser())
         self.path = stored_at(
-            dataset_id, source, root, split, download, images=images, num_workers=num_workers
+            dataset_id,
+            source,
+            root,
+            split,
+            download,
+            images=images,
+            num_workers=num_workers,
+            allow_missing=allow_missing,
         )
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)

@@ -1,4 +1,4 @@
-"""What is in a robot dataset, in numbers: of RLDS files and of converted datasets alike."""
+"""What is in a robot dataset, in numbers: of published files and of converted datasets alike."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from replaybank.datasets.openx.catalog import datasets
+from replaybank.datasets.openx.corrections import AS_PUBLISHED
 from replaybank.datasets.openx.files import (
     EPISODE_BYTES,
     EPISODES,
@@ -23,10 +24,19 @@ from replaybank.datasets.openx.files import (
     is_converted,
     read_progress,
 )
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Images, Key, kind_of
-from replaybank.datasets.openx.sources.files import is_url
+from replaybank.datasets.openx.sources.base import (
+    Episode,
+    EpisodeSource,
+    FieldSpec,
+    Images,
+    Key,
+    kind_of,
+    notes_of,
+)
+from replaybank.datasets.openx.sources.files import is_url, size_of
 from replaybank.datasets.openx.sources.images import image_format
 from replaybank.datasets.openx.sources.open import open_published
+from replaybank.datasets.openx.sources.video_frames import VideoFrames
 from replaybank.datasets.openx.storage import DatasetStorage
 
 
@@ -37,7 +47,7 @@ class FieldSummary:
     Args:
         key: where it is.
         kind: ``"tensor"``, ``"text"`` or ``"image"``.
-        shape: shape of one value; images ``(H, W, C)`` in RLDS, ``(C, H, W)`` once converted.
+        shape: shape of one value; images ``(H, W, C)``, once converted ``(C, H, W)``.
         dtype: name of the dtype, ``"str"`` for text.
     """
 
@@ -53,7 +63,7 @@ class ImageSummary:
 
     Args:
         key: where they are.
-        form: ``"JPEG"``, ``"PNG"``, or ``"raw"`` where they are stored decoded.
+        form: ``"JPEG"``, ``"PNG"``, a video's codec, or ``"raw"`` where they are stored decoded.
         height: pixels.
         width: pixels.
         channels: 3 for colour.
@@ -74,7 +84,7 @@ class DatasetSummary:
 
     Args:
         path: its folder, or URL.
-        form: ``"RLDS"``, ``"tar shards"`` or ``"converted"``.
+        form: ``"RLDS"``, ``"LeRobot"``, ``"tar shards"`` or ``"converted"``.
         name: of the dataset.
         version: as it was published.
         split: the part that was looked at.
@@ -127,7 +137,7 @@ def summarise(
     split: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> DatasetSummary:
-    """Say what is in a dataset, converted or as it is published.
+    """Say what is in a dataset, converted or as it is published. Files that are missing are told.
 
     Args:
         path: its folder; of an RLDS dataset also the folder above the one version; a URL, or an id.
@@ -135,7 +145,7 @@ def summarise(
         on_progress: as for :func:`summarise_source`.
 
     Raises:
-        FileNotFoundError: it is neither.
+        FileNotFoundError: there is none.
         ValueError: there is no such split.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
@@ -146,7 +156,8 @@ def summarise(
         if split not in (None, found.split):
             raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
         return found
-    return summarise_source(open_published(path, split="train" if split is None else split), on_progress)
+    source = open_published(path, split="train" if split is None else split, allow_missing_shards=True)
+    return summarise_source(source, on_progress)
 
 
 def folder_bytes(path: str | PathLike[str]) -> int | None:
@@ -171,13 +182,14 @@ def summarise_source(
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
+    path: str = getattr(source, "path", "")
+    split: str = getattr(source, "split", "train")
     shards = source.shards()
     lengths: list[int] = []
     texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
     cameras = {key: _Camera(key) for key, spec in source.fields.items() if spec.kind == "image"}
     missing: Counter[Key] = Counter()
     faults: Counter[str] = Counter()
-    path, split = str(getattr(source, "path", "")), str(getattr(source, "split", "train"))
     for done, shard in enumerate(shards, 1):
         for episode in source.episodes(shard):
             lengths.append(episode.length)
@@ -201,9 +213,10 @@ def summarise_source(
         images=tuple(camera.summary() for camera in cameras.values() if camera.frames),
         texts=texts,
         notes=(
+            *notes_of(source),
             *(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
-            *(f"{fault}: {times} times" for fault, times in sorted(faults.items())),
-            *_known_defects(source.name),
+            *(_times(fault, n) for fault, n in sorted(faults.items())),
+            *_known_defects(source),
         ),
     )
 
@@ -254,9 +267,9 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
     )
 
 
-def _known_defects(name: str) -> list[str]:
-    """What the catalog says of a dataset."""
-    facts = datasets().get(name)
+def _known_defects(source: EpisodeSource) -> list[str]:
+    """What the catalog says of a dataset; of copies in other forms it knows nothing."""
+    facts = datasets().get(source.name) if getattr(source, "form", None) in AS_PUBLISHED else None
     if facts is None:
         return []
     swapped = [f"{camera} has blue first; conversion puts it right" for camera in facts.bgr]
@@ -305,10 +318,14 @@ def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
     )
 
 
+def _times(fault: str, times: int) -> str:
+    return fault if times == 1 else f"{fault} ({times:,} times)"
+
+
 def _faults(manifest: Manifest) -> Iterator[str]:
     """What the conversion put right, missed or left out."""
     for fault, times in manifest.faults.items():
-        yield f"{fault}: put right in {times} steps"
+        yield _times(fault, times)
     for key, episodes in manifest.missing.items():
         yield f"{'/'.join(key)} is missing in {len(episodes)} episodes"
     if manifest.skipped:
@@ -324,20 +341,36 @@ class _Camera:
 
     def __init__(self, key: Key) -> None:
         self.frames = 0
-        self._key, self._bytes = key, 0
+        self._key, self._bytes, self._counted = key, 0, 0
         self._form, self._shape = "", (0, 0, 0)
+        self._videos: set[str] = set()
 
     def add(self, images: Images) -> None:
+        if isinstance(images, VideoFrames):
+            self._add_video(images)
+            return
         frames = images.encoded()
         if not self.frames:
             self._form = (image_format(frames[0]) or "unknown").upper()
             height, width, *channels = images.decode(0, 1).shape[1:]
             self._shape = (height, width, channels[0] if channels else 1)
         self.frames += len(frames)
+        self._counted += len(frames)
         self._bytes += sum(map(len, frames))
 
+    def _add_video(self, images: VideoFrames) -> None:
+        if not self.frames:
+            info = images.info()
+            self._form = info.codec.upper()
+            self._shape = (info.height, info.width, info.channels)
+        self.frames += len(images)
+        if images.path not in self._videos:  # it may hold several episodes
+            self._videos.add(images.path)
+            self._counted += images.count()
+            self._bytes += size_of(images.path) or 0
+
     def summary(self) -> ImageSummary:
-        return ImageSummary(self._key, self._form, *self._shape, self._bytes / self.frames)
+        return ImageSummary(self._key, self._form, *self._shape, self._bytes / max(1, self._counted))
 
 
 def _note(episode: Episode, texts: Mapping[Key, Counter[str]], cameras: Mapping[Key, _Camera]) -> None:

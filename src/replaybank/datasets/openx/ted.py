@@ -29,6 +29,7 @@ EPISODE: Key = ("episode",)
 STEP: Key = ("step",)
 IS_INIT: Key = ("is_init",)
 
+_NEXT = frozenset({"observation", "reward", "done", "terminated", "truncated", "valid"})
 _OURS = frozenset({"next", "done", "terminated", "truncated", "is_init", "episode", "step", "index", "mask"})
 
 
@@ -106,7 +107,7 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
                 f"{'/'.join(source)}: images have three dimensions (H, W, C), this one has shape {spec.shape}"
             )
         key = source
-        while key[0] in _OURS or key in leaves or (key != source and key in fields):
+        while _hides(key) or key in leaves or (key != source and key in fields):
             key = (f"source_{key[0]}", *key[1:])
         shape = spec.shape
         if spec.kind == "image":
@@ -129,6 +130,13 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
     ):
         leaves[key] = Leaf(key, None, "tensor", np.dtype(dtype), shape)
     return leaves
+
+
+def _hides(key: Key) -> bool:
+    """Whether an entry of this name would be in the way of one of ours."""
+    if key[0] == "next":  # what else a step led to, such as a success, may stand beside ours
+        return len(key) == 1 or key[1] in _NEXT
+    return key[0] in _OURS
 
 
 def select_images(leaves: Mapping[Key, Leaf], image_keys: Sequence[str | Key] | None) -> dict[Key, Leaf]:

@@ -24,7 +24,7 @@ from replaybank.datasets.openx.files import (
     read_manifest,
 )
 from replaybank.datasets.openx.frames import extend_crc32c
-from replaybank.datasets.openx.sources.base import EpisodeSource, Images, Shard
+from replaybank.datasets.openx.sources.base import EpisodeSource, Images, Shard, notes_of
 from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.errors import CorruptRecordError, DataFormatError
@@ -99,10 +99,11 @@ def verify(
     if isinstance(source, (str, os.PathLike)):
         if is_converted(source):
             return _verify_converted(Path(source), on_progress)
-        source = open_published(source, split=split)
+        source = open_published(source, split=split, allow_missing_shards=True)
     shards = list(source.shards())
     episodes = steps = 0
-    problems: list[Problem] = []
+    place = str(getattr(source, "path", source.name))
+    problems = [Problem(place, note) for note in notes_of(source)]
     for done, shard in enumerate(shards, 1):
         for length in _good_episodes(source, shard, problems):
             episodes += 1

@@ -20,6 +20,8 @@ from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
 from replaybank.datasets.openx.sources.images import encode_frame
+from replaybank.datasets.openx.summary import summarise
+from replaybank.datasets.openx.verify import verify
 from replaybank.errors import CorruptRecordError, DataFormatError, UnsafePickleError, UnsupportedFeatureError
 
 IMAGE = ("observation", "image")
@@ -345,6 +347,11 @@ def test_missing_shards_are_named_and_left_out_only_on_request(tmp_path: Path) -
         HubTarSource(folder)
     source = HubTarSource(folder, allow_missing_shards=True)
     assert [episode.length for episode in episodes(source)] == [1, 3]
+    assert source.notes == ("1 of at least 3 shards are missing",)
+    assert [problem.what for problem in verify(folder).problems] == list(source.notes)
+    assert source.notes[0] in summarise(folder).notes
+    assert convert(folder, tmp_path / "out", allow_missing=True).faults == {source.notes[0]: 1}
+    assert HubTarSource(folder / "arm_00002.tar").notes == ()
     shutil.rmtree(folder)
     with pytest.raises(FileNotFoundError, match="no tar shards at"):
         HubTarSource(folder)

@@ -2,6 +2,7 @@
 
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Shard
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource
+from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
@@ -11,6 +12,7 @@ __all__ = [
     "EpisodeSource",
     "FieldSpec",
     "HubTarSource",
+    "LeRobotSource",
     "RLDSSource",
     "RLDSWriter",
     "Shard",

@@ -52,6 +52,10 @@ Column: TypeAlias = "npt.NDArray[Any] | list[str] | Images"
 """One field over an episode: an array ``[T, ...]``, ``T`` strings, or ``T`` encoded images."""
 
 
+ALLOW_MISSING = "allow_missing=True (--allow-missing; of the source itself allow_missing_shards=True)"
+"""What to pass for a dataset of which files are missing: as function, command and class call it."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file of episodes: the unit of work, of progress and of resuming.
@@ -95,6 +99,12 @@ class Episode:
 def kind_of(source: EpisodeSource) -> str:
     """What an origin is: the name of its class, of the one inside where it only changes another."""
     return str(getattr(source, "kind", type(source).__name__))
+
+
+def notes_of(source: EpisodeSource) -> tuple[str, ...]:
+    """What an origin found to be not as declared; of the one inside where it only changes another."""
+    inner = getattr(source, "source", None)
+    return tuple(getattr(source, "notes", ())) if inner is None else notes_of(inner)
 
 
 def held_bytes(episode: Episode) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from replaybank.datasets.openx.sources import safe_pickle
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
+from replaybank.datasets.openx.sources.base import ALLOW_MISSING, Episode, FieldSpec, Key, Shard
 from replaybank.datasets.openx.sources.files import exists, is_folder, is_url, join, list_names, open_binary
 from replaybank.datasets.openx.sources.hub_columns import (
     RawEpisode,
@@ -110,7 +110,17 @@ class HubTarSource:
         self.fields: Mapping[Key, FieldSpec] = {}
         self.metadata_fields: Mapping[Key, FieldSpec] = {}
         """Fields of the whole episode, by their path."""
+        last = _SHARD.fullmatch(_file_name(found[-1]))
+        numbers = len(found) if last is None or len(found) == 1 else int(last["number"]) + 1
+        self._missing = numbers - len(found)
         self._find_fields()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must have been there and is not."""
+        if not self._missing:
+            return ()
+        return (f"{self._missing} of at least {self._missing + len(self._shards)} shards are missing",)
 
     def _find_fields(self) -> None:
         """Take the fields from the first episodes that can be read.
@@ -212,8 +222,12 @@ def _listed(values: Mapping[Key, Any]) -> dict[Key, list[Any]]:
     return {key: [value] for key, value in plain_metadata(values).items()}
 
 
+def _file_name(path: str) -> str:
+    return path.rstrip("/").replace(os.sep, "/").rpartition("/")[2]
+
+
 def _name_of(path: str) -> str:
-    file = path.rstrip("/").replace(os.sep, "/").rpartition("/")[2]
+    file = _file_name(path)
     match = _SHARD.fullmatch(file)
     return match["name"] if match else file.removesuffix(".tar")
 
@@ -249,7 +263,7 @@ def _find(path: str, dataset_id: str | None, *, allow_missing: bool) -> list[str
             shown = ", ".join(shard_name(name, n) for n in absent[:8])
             raise FileNotFoundError(
                 f"{path}: {len(absent)} of at least {max(numbered) + 1} shards are missing: {shown}"
-                f"{' and more' if len(absent) > 8 else ''}; pass allow_missing_shards=True to read the "
+                f"{' and more' if len(absent) > 8 else ''}; pass {ALLOW_MISSING} to read the "
                 f"{len(numbered)} that are there"
             )
         return [numbered[number] for number in sorted(numbered)]

@@ -69,6 +69,11 @@ class EncodedImages:
     def __len__(self) -> int:
         return len(self._spans)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames as they are stored."""
+        return int(self._spans[:, 1].sum())
+
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.encoded())
 

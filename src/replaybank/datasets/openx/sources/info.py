@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from replaybank.datasets.openx.sources.base import Shard
+from replaybank.datasets.openx.sources.base import ALLOW_MISSING, Shard
 from replaybank.datasets.openx.sources.files import exists, join, list_names, open_binary
 from replaybank.errors import DataFormatError, UnsupportedFeatureError
 
@@ -207,4 +207,4 @@ def _about_missing(folder: str, split: str, missing: list[str], declared: int, n
     if len(missing) == declared:
         there = f"; other files of the split are there: {', '.join(others[:_NAMES_SHOWN])}" if others else ""
         return f"{text}; none is there{there}"
-    return f"{text}; pass allow_missing_shards=True to read the {declared - len(missing)} that are there"
+    return f"{text}; pass {ALLOW_MISSING} to read the {declared - len(missing)} that are there"

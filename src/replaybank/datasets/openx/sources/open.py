@@ -13,7 +13,15 @@ from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.files import is_url
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
-from replaybank.datasets.openx.sources.origins import ORIGINS, public_url, url_of
+from replaybank.datasets.openx.sources.lerobot import LeRobotSource, is_lerobot
+from replaybank.datasets.openx.sources.lerobot_info import INFO_FILE as LEROBOT_INFO
+from replaybank.datasets.openx.sources.origins import (
+    ORIGINS,
+    is_repository,
+    public_url,
+    repository_url,
+    url_of,
+)
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
 
 
@@ -25,14 +33,15 @@ class Form(NamedTuple):
         name: as people call it.
         sign: what is found in a folder of that form.
         matches: whether a path or URL, for a dataset's id, holds one.
-        open: makes the source of a path, split and id; the flag allows missing shards.
+        open: makes the source of a path, split and id; the flag allows missing files, the number is that of
+            threads of a video decoder.
     """
 
     origin: str
     name: str
     sign: str
     matches: Callable[[str, str | None], bool]
-    open: Callable[[str, str, str | None, bool], EpisodeSource]
+    open: Callable[[str, str, str | None, bool, int], EpisodeSource]
 
 
 FORMS: Final = (
@@ -41,14 +50,23 @@ FORMS: Final = (
         "RLDS",
         "dataset_info.json",
         lambda path, _: is_rlds(path),
-        lambda path, split, _, missing: RLDSSource(path, split, allow_missing_shards=missing),
+        lambda path, split, _, missing, __: RLDSSource(path, split, allow_missing_shards=missing),
+    ),
+    Form(
+        "lerobot",
+        "LeRobot",
+        LEROBOT_INFO,
+        lambda path, _: is_lerobot(path),
+        lambda path, split, _, missing, threads: LeRobotSource(
+            path, split, allow_missing=missing, video_threads=threads
+        ),
     ),
     Form(
         "hub",
         "tar shards",
         "<id>_00000.tar",
         lambda path, name: is_hub_tar(path, name) or (name is not None and is_hub_tar(path)),
-        lambda path, split, name, missing: HubTarSource(
+        lambda path, split, name, missing, _: HubTarSource(
             path,
             split,
             dataset_id=name if is_hub_tar(path, name) else None,
@@ -65,6 +83,7 @@ def open_source(
     split: str = "train",
     *,
     allow_missing_shards: bool = False,
+    video_threads: int = 0,
     bgr: Sequence[str] | None = None,
     last_step: LastStep | None = None,
 ) -> EpisodeSource:
@@ -72,11 +91,13 @@ def open_source(
 
     Args:
         source: a path or URL; ``"rlds"`` or ``"hub"``: where ``dataset_id`` is published in that form;
-            ``None``: where the catalog says that it is best taken from. An id of the catalog alone means
-            the same.
+            ``"lerobot"``: the LeRobot dataset ``dataset_id``, a repository of the hub (``"user/name"``), a
+            path or a URL; ``None``: where the catalog says that it is best taken from. An id of the catalog
+            alone means the same.
         dataset_id: id in the catalog, which says what is to be put right; by default the dataset's own name.
         split: which split.
         allow_missing_shards: read the shards that are there when others are missing.
+        video_threads: of each video decoder; 0: as many as there are cores.
         bgr: cameras whose frames have blue first; by default those that the catalog names.
         last_step: ``"keep"`` or ``"drop"`` the last step of each episode; by default what the catalog says.
 
@@ -95,7 +116,9 @@ def open_source(
         >>> folder.cleanup()
     """
     known = dataset_id if dataset_id in datasets() else None
-    found = open_published(source, dataset_id, split, allow_missing_shards=allow_missing_shards)
+    found = open_published(
+        source, dataset_id, split, allow_missing_shards=allow_missing_shards, video_threads=video_threads
+    )
     return corrected(found, known, bgr=bgr, last_step=last_step)
 
 
@@ -105,12 +128,13 @@ def open_published(
     split: str = "train",
     *,
     allow_missing_shards: bool = False,
+    video_threads: int = 0,
 ) -> EpisodeSource:
     """The episodes as they are published, faults and all; otherwise as :func:`open_source`."""
     origin, path = _locate(source, dataset_id)
     for form in FORMS:
         if form.origin == origin or (origin is None and form.matches(path, dataset_id)):
-            return form.open(path, split, dataset_id, allow_missing_shards)
+            return form.open(path, split, dataset_id, allow_missing_shards, video_threads)
     if is_converted(path):
         raise ValueError(f"{path} is a converted dataset already; it can be used as it is")
     raise FileNotFoundError(_nothing_at(path))
@@ -125,6 +149,8 @@ def _locate(source: str | os.PathLike[str] | None, dataset_id: str | None) -> tu
     if source is None or is_origin(source):
         if dataset_id is None:
             raise ValueError("a dataset is given by source=, its path or URL, or by dataset_id=")
+        if source == "lerobot" or (source is None and is_repository(dataset_id)):
+            return "lerobot", _lerobot_place(dataset_id)
         facts = facts_of(dataset_id)
         origin = facts.origin if source is None else os.fspath(source)
         return origin, url_of(facts, origin)
@@ -134,6 +160,27 @@ def _locate(source: str | os.PathLike[str] | None, dataset_id: str | None) -> tu
     if is_name(path):
         return _locate(None, path)
     return None, os.path.expanduser(path)
+
+
+def _lerobot_place(given: str) -> str:
+    """The path or URL of a LeRobot dataset.
+
+    Raises:
+        ValueError: a name was given that is no repository.
+    """
+    if is_url(given):
+        return public_url(given)
+    path = os.path.expanduser(given)
+    if os.path.exists(path) or os.path.isabs(path):
+        return path
+    if is_repository(given):
+        return repository_url(given)
+    if given in datasets():
+        return url_of(facts_of(given), "lerobot")
+    raise ValueError(
+        "a LeRobot dataset is given by its repository on the hub ('user/name'), a path or a URL, "
+        f"got {given!r}"
+    )
 
 
 def is_origin(source: str | os.PathLike[str]) -> bool:
@@ -155,6 +202,8 @@ def _nothing_at(path: str) -> str:
                 facts_of(path)
             except ValueError as error:
                 near = f", and {error}"
+        elif is_repository(path):
+            near = f"; a LeRobot dataset of the hub is given as source='lerobot', dataset_id='{path}'"
         return f"{path}: there is no such file or folder{near}"
     forms = ", ".join(f"{form.name} ({form.sign})" for form in FORMS)
     return f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}"

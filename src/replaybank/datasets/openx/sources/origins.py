@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Final
 
 from replaybank.datasets.openx.catalog import DatasetFacts
@@ -18,6 +19,7 @@ HUB_VARIABLE: Final = "HF_ENDPOINT"
 """The hub's own environment variable for a mirror."""
 HUB_REPOSITORY: Final = "jxu124/OpenX-Embodiment"
 ORIGINS: Final = ("rlds", "hub", "lerobot")
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 
 def rlds_base() -> str:
@@ -44,10 +46,11 @@ def url_of(facts: DatasetFacts, origin: str) -> str:
     if origin == "rlds":
         return f"{rlds_base()}/{facts.id}/{facts.version}"
     if origin == "hub":
-        return _hub_file(f"{facts.id}/{shard_name(facts.id, 0)}").rpartition("/")[0]
+        return _hub_file(HUB_REPOSITORY, f"{facts.id}/{shard_name(facts.id, 0)}").rpartition("/")[0]
     if origin == "lerobot":
         raise ValueError(
-            f"the catalog knows no LeRobot copy of {facts.id}: give the path or URL of one as source="
+            f"the catalog knows no LeRobot copy of {facts.id}: give the path or URL of one as source=, or "
+            "its repository ('user/name') as dataset_id="
         )
     raise ValueError(f"the origin must be one of {', '.join(ORIGINS)}, got {origin!r}")
 
@@ -63,10 +66,28 @@ def public_url(path: str) -> str:
     return path
 
 
-def _hub_file(name: str) -> str:
+def is_repository(name: str) -> bool:
+    """Whether ``name`` may be a repository of the hub; ids of the catalog are none.
+
+    >>> is_repository("lerobot/pusht"), is_repository("bridge"), is_repository("../pusht")
+    (True, False, False)
+    """
+    return _REPOSITORY.fullmatch(name) is not None
+
+
+def repository_url(name: str) -> str:
+    """The folder of the files of a dataset repository on the hub.
+
+    >>> repository_url("lerobot/pusht")
+    'https://huggingface.co/datasets/lerobot/pusht/resolve/main'
+    """
+    return _hub_file(name, "README.md").rpartition("/")[0]
+
+
+def _hub_file(repository: str, name: str) -> str:
     endpoint = (os.environ.get(HUB_VARIABLE) or HUB_URL).rstrip("/")
     try:
         from huggingface_hub import hf_hub_url
     except ImportError:  # the form of these addresses is documented
-        return f"{endpoint}/datasets/{HUB_REPOSITORY}/resolve/main/{name}"
-    return hf_hub_url(HUB_REPOSITORY, name, repo_type="dataset", endpoint=endpoint)
+        return f"{endpoint}/datasets/{repository}/resolve/main/{name}"
+    return hf_hub_url(repository, name, repo_type="dataset", endpoint=endpoint)

@@ -83,6 +83,15 @@ class RLDSSource:
         self.metadata_fields: Mapping[Key, FieldSpec] = {f.key: f.spec for f in self._schema.metadata}
         """Fields of the whole episode, by their path, such as ``("episode_metadata", "file_path")``."""
         self._shards = find_shards(folder, info, split, allow_missing=allow_missing_shards)
+        self._missing = len(info.splits[split].lengths or self._shards) - len(self._shards)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is declared and not there."""
+        if not self._missing:
+            return ()
+        declared = self._missing + len(self._shards)
+        return (f"{self._missing} of {declared} shards of split '{self.split}' are missing",)
 
     def shards(self) -> Sequence[Shard]:
         """The shards of the split that are there, in order."""
