@@ -91,6 +91,10 @@ class Related:
         return items
 
 
+_SMALL_BYTES = 1024
+"""Of an item without images."""
+
+
 class StoredSteps(StepView):
     """Steps as they are stored.
 
@@ -104,6 +108,7 @@ class StoredSteps(StepView):
         self.keys = storage.leaf_keys()
         self._storage, self._slots, self._items = storage, slots, items
         self._others: tuple[Tensor, Any] | None = None
+        self._before: Tensor | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What is stored."""
@@ -111,16 +116,22 @@ class StoredSteps(StepView):
             found: Tensor = leaf_of(self._items, key)
             return found
         storage = self._storage
-        if storage.ndim == 1:
+        again, self._before = self._before is slots, slots
+        if storage.ndim == 1 and not (again and self._are_small()):
             return storage.read_leaf(key, slots)
         index = _index_of(slots, storage)
-        if self._is_seen_through(key):
+        if storage.ndim > 1 and self._is_seen_through(key):
             return storage.read_leaf(key, slice(0, storage.shape[0]))[index]
-        # Entries made when they are read are read with their items: alone, they come with all columns.
+        # Entries made when they are read come with all columns if they are read alone.
         if self._others is None or self._others[0] is not slots:
             self._others = slots, storage.get(index)  # type: ignore[attr-defined]
         made: Tensor = leaf_of(self._others[1], key)
         return made
+
+    def _are_small(self) -> bool:
+        """Whether all entries are read at once in the time that two take by themselves."""
+        taken = sum(leaf_of(self._items, key).nbytes for key in self.keys)
+        return bool(taken <= _SMALL_BYTES * self._slots.numel())
 
     def _is_seen_through(self, key: Key) -> bool:
         """Whether slices of rows are views of the storage, however many they are."""
