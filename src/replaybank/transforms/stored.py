@@ -116,16 +116,22 @@ class StoredSteps(StepView):
             found: Tensor = leaf_of(self._items, key)
             return found
         storage = self._storage
+        if self._others is not None and self._others[0] is slots:
+            known: Tensor = leaf_of(self._others[1], key)
+            return known
         again, self._before = self._before is slots, slots
-        if storage.ndim == 1 and not (again and self._are_small()):
-            return storage.read_leaf(key, slots)
-        index = _index_of(slots, storage)
-        if storage.ndim > 1 and self._is_seen_through(key):
-            return storage.read_leaf(key, slice(0, storage.shape[0]))[index]
-        # Entries made when they are read come with all columns if they are read alone.
-        if self._others is None or self._others[0] is not slots:
-            self._others = slots, storage.get(index)  # type: ignore[attr-defined]
-        made: Tensor = leaf_of(self._others[1], key)
+        if storage.ndim == 1:
+            if not (again and self._are_small()):
+                return storage.read_leaf(key, slots)
+            index: Index = slots
+        else:
+            index = _index_of(slots, storage)
+            if self._is_seen_through(key):
+                return storage.read_leaf(key, slice(0, storage.shape[0]))[index]
+            # Entries made when they are read come with all columns if they are read alone.
+        items = storage.get(index)  # type: ignore[attr-defined]
+        self._others = slots, items
+        made: Tensor = leaf_of(items, key)
         return made
 
     def _are_small(self) -> bool:
