@@ -394,6 +394,11 @@ void bind_trajectory_index(nb::module_& m) {
         return tr::spans(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(items), n,
                          slice_len, at<i64>(out_columns), at<i64>(first), at<i64>(steps));
     }, nogil);
+    m.def("slice_places", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, Address items, i64 n, Address before, Address left) {
+        return tr::places(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(items), n,
+                          at<i64>(before), at<i64>(left));
+    }, nogil);
 }
 
 }  // namespace

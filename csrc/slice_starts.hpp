@@ -51,6 +51,20 @@ inline i64 spans(const Index& index, const i64* items, i64 n, i64 slice_len, i64
     return total;
 }
 
+// Of given items, the steps of their trajectories before and from them on. Gives 0, or -1 - k if items[k] is not one
+// of length * columns. O(levels) each.
+//   items int64 [n]; before, left int64 [n], written.
+inline i64 places(const Index& index, const i64* items, i64 n, i64* before, i64* left) {
+    for (i64 k = 0; k < n; ++k) {
+        if (items[k] < 0 || items[k] >= index.length * index.columns) return -1 - k;
+        const i64 row = items[k] / index.columns, base = items[k] % index.columns * index.padded;
+        const i64 previous = circle_before(index.last, base, row, index.length);
+        before[k] = previous < 0 ? 0 : steps_between(previous, row, index.length) - 1;
+        left[k] = steps_left(index, base, row);
+    }
+    return 0;
+}
+
 // Whether any of two flags is set; any byte but 0 is true. O(n).
 inline void either(const u8* left, const u8* right, i64 n, u8* out) {
     for (i64 k = 0; k < n; ++k) out[k] = (left[k] | right[k]) != 0;

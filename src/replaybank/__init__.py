@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         TensorStorage,
     )
     from replaybank.trajectories import TrajectoryIndex, split_trajectories
+    from replaybank.transforms import BurnIn, FrameStack, HindsightRelabel, NStep, SampleTransform
     from replaybank.weights import SumTree
     from replaybank.writers import (
         ImmutableDatasetWriter,
@@ -75,12 +76,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "BurnIn",
     "CompressedListStorage",
     "ConsumingSampler",
     "CorruptRecordError",
     "DataFormatError",
     "EncodedFrames",
     "EntryStats",
+    "FrameStack",
+    "HindsightRelabel",
     "HubTarSource",
     "ImmutableDatasetWriter",
     "IncompleteDatasetError",
@@ -92,6 +96,7 @@ __all__ = [
     "LinearScheduler",
     "ListStorage",
     "MissingKeyError",
+    "NStep",
     "Normalize",
     "OpenXExperienceReplay",
     "OpenXMixture",
@@ -105,6 +110,7 @@ __all__ = [
     "ReplayBufferEnsemble",
     "ReplaybankError",
     "RoundRobinWriter",
+    "SampleTransform",
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
@@ -198,6 +204,7 @@ _HOMES = {
         "TensorStorage",
     ],
     "trajectories": ["TrajectoryIndex", "split_trajectories"],
+    "transforms": ["BurnIn", "FrameStack", "HindsightRelabel", "NStep", "SampleTransform"],
     "weights": ["SumTree"],
     "writers": [
         "ImmutableDatasetWriter",

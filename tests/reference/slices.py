@@ -59,3 +59,14 @@ def spans(
     """The slices that start at given slots."""
     left = steps_left(every, length, n_columns)
     return [(item % n_columns, item // n_columns, min(left[item], slice_len)) for item in items]
+
+
+def places(
+    every: Sequence[Found], length: int, n_columns: int, items: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The steps before given slots in their trajectories, and those from them on."""
+    before = {
+        (first + k) % length * n_columns + column: k for column, first, steps in every for k in range(steps)
+    }
+    left = steps_left(every, length, n_columns)
+    return [(before[item], left[item]) for item in items]

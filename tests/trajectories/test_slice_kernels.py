@@ -95,6 +95,10 @@ def test_starts_and_spans_are_those_of_the_twin(seed: int) -> None:
         for bad in (-1, length * n_columns):
             with pytest.raises(IndexError, match=f"Slot {bad} is out of range"):
                 index.slices_from(torch.tensor([items[0], bad]), needed)
+            with pytest.raises(IndexError, match=f"Slot {bad} is out of range"):
+                index.places_of(torch.tensor([items[0], bad]))
+        before, left = index.places_of(torch.tensor(items)).tolist()
+        assert list(zip(before, left, strict=True)) == twin.places(every, length, n_columns, items)
 
 
 @given(numbers=st.lists(st.sampled_from([0, 7, -1, 2**62]), max_size=9), value=st.sampled_from([0, 7]))

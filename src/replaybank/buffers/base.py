@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -357,6 +357,15 @@ class ComposedBuffer(Stateful):
     @abstractmethod
     def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         """Make of items, as the storage gives them, a batch."""
+
+    @abstractmethod
+    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> Any:
+        """A batch of which index and info are known, as it would be drawn now.
+
+        Args:
+            index: its places.
+            info: what the sampler said of it.
+        """
 
     def _check_batch(self, batch: Batch) -> None:
         """Raise if a batch out of a state cannot be handed out."""

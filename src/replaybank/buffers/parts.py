@@ -6,10 +6,11 @@ import contextlib
 import functools
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from replaybank.buffers.transforms import TransformChain
 from replaybank.samplers.base import Sampler
@@ -162,6 +163,20 @@ def draw_of(sampler: Sampler) -> Callable[[Any, int], tuple[Any, dict[Any, Any]]
         if "sample" in vars(owner):
             return sampler.sample
     return sampler.draw
+
+
+def ends_of(sampler: Sampler, info: Mapping[Any, Any]) -> Tensor | None:
+    """Where the slices of a batch end, bool ``[B, 1]``; None if its steps were drawn one by one."""
+    key = getattr(sampler, "truncated_key", None)
+    found = None if key is None else info.get(key)
+    return found if isinstance(found, Tensor) else None
+
+
+def copy_of(generator: torch.Generator | None) -> torch.Generator:
+    """One that draws what another, or torch's global one, would, and leaves that as it is."""
+    if generator is None:
+        generator = torch.default_generator
+    return torch.Generator(generator.device).set_state(generator.get_state())
 
 
 def outside_graphs(owner: Any, name: str) -> Callable[..., Any]:

@@ -326,15 +326,15 @@ def _unpacked(state: dict[str, Any], buffer: ComposedBuffer) -> Batch:
     """A batch out of its state, which stays the caller's."""
     data, index = copied(state["data"]), copied(state["index"])
     _check_index(index, buffer.storage.shape)
-    if data is None:
-        data = buffer._assemble(buffer.storage.get(index), buffer._info_in_sample)
-    elif not isinstance(data, Tensor) and not _is_plain(data):
-        raise TypeError(f"a batch drawn ahead is a {type(data).__name__}")
     info: dict[Any, Any] = {
         tuple(key) if isinstance(key, list) else key: copied(value) for key, value in state["info"]
     }
     if not all(isinstance(part, str) for key in info for part in (key if isinstance(key, tuple) else (key,))):
         raise TypeError(f"the keys {list(info)} of a batch drawn ahead are not all strings")
+    if data is None:
+        data = buffer._read_again(index, info)
+    elif not isinstance(data, Tensor) and not _is_plain(data):
+        raise TypeError(f"a batch drawn ahead is a {type(data).__name__}")
     info["index"] = index
     batch = Batch(data, info, bool(state["ran_out"]))
     buffer._check_batch(batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.buffers import saving, view
 from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
-from replaybank.buffers.parts import batch_size_of, draw_of
+from replaybank.buffers.parts import batch_size_of, copy_of, draw_of, ends_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
@@ -273,6 +273,10 @@ class ReplayBuffer(ComposedBuffer):
             sampler, storage = self._sampler, self._storage
             index, info = draw_of(sampler)(storage, size)
             items = storage.get(index)
+            if self._transform.related is not None:
+                items = self._transform.related(
+                    items, index, storage, ends=ends_of(sampler, info), generator=sampler.generator
+                )
             if info:
                 if is_tensor_collection(items):
                     for key, value in info.items():
@@ -285,6 +289,14 @@ class ReplayBuffer(ComposedBuffer):
                 index = _to_device(index, self._index_device)
             info["index"] = index
             return Batch(data, info, sampler.ran_out)
+
+    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> Any:
+        items = self._storage.get(index)
+        if self._transform.related is not None:
+            generator = copy_of(self._sampler.generator)  # what comes next is drawn as if this had not been
+            ends = ends_of(self._sampler, info)
+            items = self._transform.related(items, index, self._storage, ends=ends, generator=generator)
+        return self._assemble(items, self._info_in_sample)
 
     def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         collate_fn = self._collate_fn if collate_fn is None else collate_fn

@@ -7,13 +7,17 @@ from typing import Any
 
 from tensordict import is_tensor_collection
 
+from replaybank.transforms.base import SampleTransform
+from replaybank.transforms.stored import Related
+
 
 class TransformChain:
     """Transforms in order: forwards on sampling, backwards on writing.
 
     A link is any callable or ``nn.Module``: it is called with a sample and returns the new one. One that has
     a method ``inv`` (torchrl's transforms do) has it called with the data to be written; others leave what
-    is written as it is. ``inv`` returning None means: write nothing.
+    is written as it is. ``inv`` returning None means: write nothing. A :class:`SampleTransform` needs more
+    than the sample: the buffer applies those by :attr:`related`, before the others.
 
     Not thread-safe by itself: the buffer calls it under its lock.
 
@@ -28,6 +32,7 @@ class TransformChain:
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]] = ()) -> None:
         self._links: list[_Link] = []
+        self._related: Related | None = None
         for transform in transforms:
             self.insert(len(self._links), transform)
 
@@ -55,6 +60,13 @@ class TransformChain:
         if invert and not callable(getattr(transform, "inv", None)):
             raise TypeError(f"{transform!r} has no method inv, so it cannot be used with invert=True.")
         self._links.insert(index, _Link(transform, invert))
+        if isinstance(transform, SampleTransform):
+            self._related = Related([each for each in self if isinstance(each, SampleTransform)])
+
+    @property
+    def related(self) -> Related | None:
+        """What applies the sampling transforms among them, which a call leaves out; None without any."""
+        return self._related
 
     def __call__(self, sample: Any, *, keep_batch: bool = False) -> Any:
         """Transform what was sampled.

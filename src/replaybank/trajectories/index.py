@@ -477,6 +477,27 @@ class TrajectoryIndex(Sendable):
             raise IndexError(f"Slot {int(items[-1 - total])} is out of range.")
         return Slices(runs, total)
 
+    def places_of(self, items: Tensor) -> Tensor:
+        """Where in their trajectories given slots are. O(1) each.
+
+        Args:
+            items: int64 ``[S]``, slots numbered row by row.
+
+        Returns:
+            int64 ``[2, S]``: the steps before each, and those from it to the last one, itself counted.
+
+        Raises:
+            IndexError: a slot is out of range.
+        """
+        items = items.contiguous()
+        count = items.numel()
+        places = torch.empty(2, count, dtype=torch.int64)
+        at = places.data_ptr()
+        bad = _native.slice_places(*self._view, items.data_ptr(), count, at, at + 8 * count)
+        if bad < 0:
+            raise IndexError(f"Slot {int(items[-1 - bad])} is out of range.")
+        return places
+
 
 def repeat(values: Tensor, slices: Slices) -> Tensor:
     """One value ``[S]`` of 4 or 8 bytes a slice for each of its steps, ``[B]``. O(steps).

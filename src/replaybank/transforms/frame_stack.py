@@ -1,0 +1,200 @@
+"""The last frames of a trajectory side by side, put together when a batch is sampled."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from replaybank.errors import MissingKeyError
+from replaybank.samplers.arguments import whole
+from replaybank.samplers.base import InfoKey
+from replaybank.trajectories.signals import Key
+from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
+
+PADDINGS = ("same", "constant")
+
+
+class FrameStack(SampleTransform):
+    """The last ``n`` frames of each step's trajectory, oldest first, from frames that are stored once.
+
+    An entry of the batch becomes those of the step and of the ``n - 1`` steps before it in its trajectory.
+    Before the first step there are none: there stands the first frame again, or a number. The entry of the
+    same name under ``"next"`` goes with it: there the frames end with the one after the step, so that it is
+    what the entry of the next step will be, also at the end of a trajectory. Where a trajectory's oldest
+    steps have been overwritten, the oldest one that is left counts as the first.
+
+    Storages with ``next_observation="derive"`` and with encoded images are read as they are.
+
+    Thread-safe. Can be pickled.
+
+    Args:
+        n: number of frames, at least 1.
+        dim: dimension of a frame along which they are joined, counted from the end: ``-3`` for ``[C, H, W]``
+            gives ``[B, n * C, H, W]``. None makes a new one: ``[B, n, ...]``.
+        in_keys: entries to stack, each with the one under ``"next"`` where there is one.
+        out_keys: where to put them, one for each of ``in_keys``; in their place by default.
+        padding: ``"same"``, the first frame, or ``"constant"``, before the first step.
+        padding_value: the number for ``"constant"``.
+        end_key: where trajectories end, as for :class:`~replaybank.SliceSampler`.
+        traj_key: as for :class:`~replaybank.SliceSampler`.
+
+    Raises:
+        ValueError: ``n``, ``dim`` or ``padding`` is none of these, or there is not one of ``out_keys`` for
+            each of ``in_keys``.
+        TypeError: a key is none, ``n`` or ``dim`` is no integer.
+
+    Complexity:
+        O(B * n) frames are read.
+
+    References:
+        Mnih et al., "Human-level control through deep reinforcement learning", Nature 518 (2015).
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from replaybank import FrameStack, LazyTensorStorage, TensorDictReplayBuffer
+        >>> from replaybank import SamplerWithoutReplacement
+        >>> buffer = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(10),
+        ...     sampler=SamplerWithoutReplacement(shuffle=False),
+        ...     transform=FrameStack(3),
+        ...     batch_size=4,
+        ... )
+        >>> frames, episode = torch.arange(4.0)[:, None], torch.tensor([0, 0, 0, 1])
+        >>> _ = buffer.extend(TensorDict({"observation": frames, "episode": episode}, [4]))
+        >>> buffer.sample()["observation"].tolist()
+        [[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 2.0], [3.0, 3.0, 3.0]]
+    """
+
+    level = 20
+
+    def __init__(
+        self,
+        n: int,
+        dim: int | None = -1,
+        *,
+        in_keys: Sequence[InfoKey] = ("observation",),
+        out_keys: Sequence[InfoKey] | None = None,
+        padding: Literal["same", "constant"] = "same",
+        padding_value: float = 0,
+        end_key: InfoKey | None = None,
+        traj_key: InfoKey | None = None,
+    ) -> None:
+        super().__init__(end_key, traj_key)
+        self.n = whole("n", n)
+        self.dim = None if dim is None else operator.index(dim)
+        if self.dim is not None and self.dim >= 0:
+            raise ValueError(
+                f"dim={dim}: frames are joined along a dimension of theirs, counted from the end. Give a "
+                "negative number, or None for a new dimension."
+            )
+        if padding not in PADDINGS:
+            raise ValueError(f"padding={padding!r}: give one of {', '.join(map(repr, PADDINGS))}.")
+        self.padding = padding
+        self.padding_value = padding_value
+        self._sources = _paths("in_keys", in_keys)
+        self._targets = self._sources if out_keys is None else _paths("out_keys", out_keys)
+        if len(self._sources) != len(self._targets):
+            raise ValueError(
+                f"{len(self._sources)} in_keys and {len(self._targets)} out_keys: give one for each."
+            )
+
+    @property
+    def in_keys(self) -> list[InfoKey]:
+        """The entries that are stacked."""
+        return [shown(path) for path in self._sources]
+
+    @property
+    def out_keys(self) -> list[InfoKey]:
+        """Where they are put."""
+        return [shown(path) for path in self._targets]
+
+    def over(self, below: StepView, drawn: Drawn) -> StepView:
+        """The view of a batch with the frames before it."""
+        stacks: dict[Key, _Stack] = {}
+        for source, target in zip(self._sources, self._targets, strict=True):
+            if source not in below.keys:
+                raise MissingKeyError(
+                    f"There are no frames {shown(source)!r} to stack; the keys are "
+                    f"{', '.join(str(shown(key)) for key in sorted(below.keys))}. Name them with in_keys."
+                )
+            stacks[target] = _stack_of(source, below.keys)
+            if source[0] != NEXT and (NEXT, *source) in below.keys:
+                stacks.setdefault((NEXT, *target), _stack_of((NEXT, *source), below.keys))
+        value = None if self.padding == "same" else self.padding_value
+        return _Frames(below, drawn, self.n, self.dim, value, stacks)
+
+    def __repr__(self) -> str:
+        return f"FrameStack(n={self.n}, dim={self.dim}, in_keys={self.in_keys})"
+
+
+class _Stack(NamedTuple):
+    """Where frames are.
+
+    Args:
+        newest: the entry of the newest one.
+        older: that of those before it.
+        lag: steps from the newest of ``older`` to the step itself: 1, or 0 where the newest comes after it.
+    """
+
+    newest: Key
+    older: Key
+    lag: int
+
+
+def _stack_of(source: Key, keys: Sequence[Key]) -> _Stack:
+    if source[0] == NEXT and source[1:] in keys:
+        return _Stack(source, source[1:], 0)
+    return _Stack(source, source, 1)
+
+
+class _Frames(StepView):
+    """Steps with the frames before them."""
+
+    def __init__(
+        self,
+        below: StepView,
+        drawn: Drawn,
+        n: int,
+        dim: int | None,
+        value: float | None,
+        stacks: dict[Key, _Stack],
+    ) -> None:
+        self._below, self._drawn, self._stacks = below, drawn, stacks
+        self._n, self._dim, self._value = n, dim, value
+        self.keys = [*below.keys, *(key for key in stacks if key not in below.keys)]
+        self.changed = list(stacks)
+        self.terminal = below.terminal
+
+    def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
+        """Frames where they are asked for, else what is below."""
+        stack = self._stacks.get(key)
+        if stack is None:
+            return self._below.read(key, slots, of)
+        newest, count = self._below.read(stack.newest, slots, of), slots.numel()
+        if self._dim is not None and newest.ndim - 1 < -self._dim:
+            raise RuntimeError(
+                f"Frames {shown(stack.newest)!r} of shape {list(newest.shape[1:])} have no dimension "
+                f"{self._dim} to be joined along. Give FrameStack another dim, or None for a new one."
+            )
+        frames = [newest]
+        if self._n > 1:
+            before = self._drawn.trajectories.places_of(slots)[0]
+            wanted = torch.arange(self._n - 2, -1, -1).unsqueeze(-1) + stack.lag  # steps back, oldest first
+            back = torch.minimum(wanted, before)
+            places = self._drawn.moved(slots, -back).reshape(-1)
+            older = self._below.read(stack.older, places, of.repeat(self._n - 1))
+            if self._value is not None:
+                older = older.masked_fill(over_items((wanted > before).reshape(-1), older), self._value)
+            frames = [*older.view(self._n - 1, count, *older.shape[1:]).unbind(0), newest]
+        return torch.stack(frames, 1) if self._dim is None else torch.cat(frames, self._dim)
+
+
+def _paths(name: str, keys: Sequence[InfoKey]) -> list[Key]:
+    if isinstance(keys, str) or not len(keys):
+        raise TypeError(f"{name}={keys!r}: give a list with at least one key.")
+    return [path_of(name, key) for key in keys]
