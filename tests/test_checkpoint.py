@@ -593,3 +593,12 @@ def test_a_named_tuple_is_never_saved_as_a_plain_one(tmp_path: Path) -> None:
         save(tmp_path / "saved", {"pair": Pair(1, 2), "shape": torch.Size([2, 3])})
     save(tmp_path / "saved", {"pair": tuple(Pair(1, 2)), "shape": torch.Size([2, 3])})
     assert load(tmp_path / "saved") == {"pair": (1, 2), "shape": (2, 3)}
+
+
+def test_a_path_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("file", "nowhere"):
+        with pytest.raises(FileExistsError, match="is a file: a checkpoint is a folder"):
+            save(tmp_path / name, {})
+    assert (tmp_path / "file").read_text() == "mine"

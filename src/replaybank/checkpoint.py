@@ -103,6 +103,8 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
     tensors: list[tuple[str, Saved]] = []
     tree = encode(state, "state", tensors, allow_pickle)
     root = Path(path)
+    if (root.exists() or root.is_symlink()) and not root.is_dir():
+        raise FileExistsError(f"{root} is a file: a checkpoint is a folder, choose another name.")
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root, exclusive=True):
         # What a killed saver left: with the lock held, no other can be about to use it.

@@ -106,8 +106,8 @@ def _listed(facts: DatasetFacts) -> tuple[str, ...]:
         _rate(facts),
         count(facts.episodes),
         size(facts.size),
-        ", ".join(facts.observation),
-        "; ".join(_defects(facts)),
+        short(", ".join(facts.observation)),
+        short("; ".join(_defects(facts))),
     )
 
 

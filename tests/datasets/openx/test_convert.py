@@ -205,6 +205,15 @@ def test_without_tqdm_a_conversion_goes_unwatched(tmp_path: Path, monkeypatch: p
     assert convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path, progress=True).steps == 1
 
 
+def test_without_a_package_that_it_needs_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(ImportError, match=r"pip install 'replaybank\[openx\]'"):
+        convert(MemorySource([[actions(0, 1)]], ACTIONS), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("damage", ["rows.bin", MANIFEST])
 def test_what_a_damaged_dataset_says_to_do_helps(tmp_path: Path, damage: str) -> None:
     source = MemorySource([[actions(0, 3)]], ACTIONS)

@@ -16,6 +16,7 @@ from replaybank.datasets.openx.catalog import LastStep
 from replaybank.datasets.openx.conveyor import Conveyor, threads_for
 from replaybank.datasets.openx.corrections import Corrections, corrected
 from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
+from replaybank.datasets.openx.frames import extend_crc32c
 from replaybank.datasets.openx.room import check_room
 from replaybank.datasets.openx.sources.base import (
     Episode,
@@ -120,6 +121,7 @@ def convert(
         threads=threads_for(num_workers, max_memory),
         max_memory=max_memory,
     )
+    extend_crc32c(0, b"")  # raises here, with nothing begun, where the package for it is not installed
     target = os.fspath(dest)
     if not target or is_url(target):
         raise ValueError(
