@@ -22,7 +22,7 @@ class StorageSnapshot:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._stored: Mapping[str, Any] | None = None
-        if storage.initialized and len(storage) and not isinstance(storage, ListStorage):
+        if storage.initialized and storage.log.length and not isinstance(storage, ListStorage):
             self._stored = storage.state_dict()
         else:
             # There is nothing in memory that loading would write into, or it puts another list in its place.
