@@ -13,6 +13,7 @@ from reference.history import History
 from reference.storage import PlainStorage
 from reference.trajectory_index import Found, n_windows
 from replaybank.storages import LazyTensorStorage
+from replaybank.storages.log_header import HEADER
 from replaybank.storages.write_log import RING
 from replaybank.trajectories.index import Slices, TrajectoryIndex
 from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal
@@ -229,7 +230,7 @@ def test_events_of_rows_that_are_not_valid_are_an_error() -> None:
     storage.extend({("done",): torch.zeros(4, dtype=torch.bool)})
     index.sync(storage)
     storage.log.touch(torch.tensor([1]))
-    ring = storage.log.state[16:].view(-1, 3)
+    ring = storage.log.state[HEADER:].view(-1, 3)
     for start, count in ((6, 1), (0, 8), (3, 2)):
         ring[1, 1], ring[1, 2] = start, count
         with pytest.raises(RuntimeError, match="damaged"):
