@@ -62,6 +62,8 @@ class Sequences:
             lists = self.even(len(values), key)
         elif len(self.flat(payload, rows, key, where)):
             raise DataFormatError(f"field {shown(key)} has values and no lengths of its lists")
+        else:
+            return None
         if not lists or not len(lists[0]):
             return None
         try:
