@@ -120,7 +120,7 @@ def mutated_json(document: Any, rng: random.Random) -> Any:
         node, name = rng.choice(places)
         what = rng.randrange(4)
         if what == 0:
-            node[name] = rng.choice(VALUES)
+            node[name] = json.loads(json.dumps(rng.choice(VALUES)))  # a copy: it may be mutated next
         elif what == 1:
             del node[name]
         elif what == 2 and isinstance(node, dict):

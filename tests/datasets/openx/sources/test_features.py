@@ -213,3 +213,12 @@ def test_a_dimension_that_is_no_size_is_an_error_of_the_file(size: object) -> No
     steps = {"sequence": {"feature": {"featuresDict": {"features": {"x": leaf}}}}}
     with pytest.raises(DataFormatError, match="a dimension of"):
         parse_features({"featuresDict": {"features": {"steps": steps}}})
+
+
+def test_a_value_beyond_every_memory_is_refused_before_anything_is_made_for_it() -> None:
+    shape = {"dimensions": [str(2**31 - 1)] * 3}
+    large = {"tensor": {"shape": shape, "dtype": "float32"}}
+    inner = {"featuresDict": {"features": {"x": {"sequence": {"feature": large}}, "y": large}}}
+    document = {"featuresDict": {"features": {"steps": {"sequence": {"feature": inner}}}}}
+    with pytest.raises(DataFormatError, match=r"one value would take [0-9,]+ bytes"):
+        parse_features(document)

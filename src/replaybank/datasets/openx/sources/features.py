@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -21,6 +22,9 @@ from replaybank.errors import DataFormatError, UnsupportedFeatureError
 STEPS: Final = "steps"
 """Name of the feature that holds the steps of an episode."""
 UNKNOWN: Final = -1
+
+MAX_VALUE_BYTES = 1 << 40
+"""Of one value of a feature: no dataset has one; shapes beyond it are damage, or an attempt at something."""
 
 CLASSES: Mapping[str, str] = {
     "FeaturesDict": "featuresDict",
@@ -195,6 +199,7 @@ def _parse(walk: _Walk, document: Any) -> Schema:
             steps.extend(walk.leaves((step_name,), step_child, in_steps=True))
     if not found:
         raise DataFormatError(f"{where} declares no '{STEPS}': it does not describe episodes (RLDS)")
+    _refuse_huge_values(where, [*steps, *metadata])
     _refuse_shared_names(where, [*steps, *metadata])
     return Schema(tuple(_with_lengths(where, steps)), tuple(metadata), walk.skipped, walk.labels)
 
@@ -211,7 +216,7 @@ class _Node:
 
     @property
     def described(self) -> str:
-        return f"{self.content} (class {self.python_class or 'not named'})"
+        return f"{self.content} (class {self.python_class or 'not named':.200})"
 
 
 class _Walk:
@@ -224,8 +229,8 @@ class _Walk:
 
     def unsupported(self, key: Key, python_class: str, encoding: str, reason: str) -> UnsupportedFeatureError:
         return UnsupportedFeatureError(
-            f"{self.where}: feature '{'/'.join(key)}' of class {python_class or '(not named)'}, "
-            f"encoding {encoding or 'none'}: {reason}"
+            f"{self.where}: feature '{'/'.join(key)}' of class {python_class or '(not named)':.200}, "
+            f"encoding {encoding or 'none':.80}: {reason:.1000}"
         )
 
     def node(self, key: Key, raw: Any) -> _Node:
@@ -412,6 +417,18 @@ def _with_lengths(where: str, fields: list[StoredField]) -> Iterator[StoredField
             lengths[level] = (*stored.key[:-1], name)
             taken.add(lengths[level])
         yield replace(stored, lengths=lengths) if lengths else stored
+
+
+def _refuse_huge_values(where: str, fields: list[StoredField]) -> None:
+    for stored in fields:
+        spec = stored.spec
+        size = math.prod(dimension for dimension in spec.shape if dimension > 0)
+        size *= 1 if spec.dtype is None else spec.dtype.itemsize
+        if size > MAX_VALUE_BYTES:
+            raise DataFormatError(
+                f"{where}: feature '{'/'.join(stored.key)}' is of shape {spec.shape}: one value would take "
+                f"{size:,} bytes"
+            )
 
 
 def _refuse_shared_names(where: str, fields: list[StoredField]) -> None:
