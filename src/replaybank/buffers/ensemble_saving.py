@@ -145,20 +145,7 @@ def _through_hooks(ensemble: ComposedEnsemble, state: dict[str, Any], when: str)
 
 def _check(ensemble: ComposedEnsemble, state: Any) -> None:
     """See to it that a state has the form of an ensemble's."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"A state is a dict, as state_dict() gives it; got a {type(state).__name__}.")
-    missing = [name for name in _FORM if name not in state]
-    if missing:
-        raise ValueError(
-            f"This is no state of an ensemble: it has {sorted(map(str, state))[:20]} and lacks {missing}. "
-            "Nothing has been changed."
-        )
-    for name, kinds in _FORM.items():
-        if not isinstance(state[name], kinds):
-            raise ValueError(  # noqa: TRY004 (what is wrong is in the data)
-                f"The state is damaged: its entry {name!r} is a {type(state[name]).__name__}. Nothing has "
-                "been changed."
-            )
+    saving.check_form(state, _FORM, "an ensemble")
     count = len(ensemble.buffers)
     for name in ("buffers", "tied"):
         if len(state[name]) != count:

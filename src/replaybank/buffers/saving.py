@@ -145,28 +145,37 @@ def _kind(part: Any) -> str:
     return f"{name}({', '.join(map(_kind, inner))})" if isinstance(inner, (list, tuple)) else name
 
 
-def _check(buffer: ComposedBuffer, state: Mapping[str, Any], *, storage: bool) -> None:
-    """See to it that a state has the form of a buffer's, and is of the same kind of sampler."""
+def check_form(state: Any, form: Mapping[str, Any], what: str) -> None:
+    """See to it that a state is a dict with the entries of ``what``, each of its type.
+
+    Raises:
+        TypeError, ValueError: it is not; says in which entry.
+    """
     if not isinstance(state, Mapping):
         raise TypeError(f"A state is a dict, as state_dict() gives it; got a {type(state).__name__}.")
-    wanted = {name: kinds for name, kinds in _FORM.items() if storage or name != "storage"}
-    missing = [name for name in wanted if name not in state]
-    if missing == ["storage"]:
-        raise ValueError(
-            "The state is of a buffer whose checkpointer saved the storage in its own way: give this buffer "
-            "the same checkpointer. Nothing has been changed."
-        )
+    missing = [name for name in form if name not in state]
     if missing:
         raise ValueError(
-            f"This is no state of a buffer: it has {sorted(map(str, state))[:20]} and lacks {missing}. "
+            f"This is no state of {what}: it has {sorted(map(str, state))[:20]} and lacks {missing}. "
             "Nothing has been changed."
         )
-    for name, kinds in wanted.items():
+    for name, kinds in form.items():
         if not isinstance(state[name], kinds):
             raise ValueError(  # noqa: TRY004 (what is wrong is in the data)
                 f"The state is damaged: its entry {name!r} is a {type(state[name]).__name__}. Nothing has "
                 "been changed."
             )
+
+
+def _check(buffer: ComposedBuffer, state: Mapping[str, Any], *, storage: bool) -> None:
+    """See to it that a state has the form of a buffer's, and is of the same kind of sampler."""
+    wanted = {name: kinds for name, kinds in _FORM.items() if storage or name != "storage"}
+    if isinstance(state, Mapping) and [name for name in wanted if name not in state] == ["storage"]:
+        raise ValueError(
+            "The state is of a buffer whose checkpointer saved the storage in its own way: give this buffer "
+            "the same checkpointer. Nothing has been changed."
+        )
+    check_form(state, wanted, "a buffer")
     saved, here = _saved_kind(state, "sampler"), _kind(buffer._sampler)
     if saved not in (None, here):
         raise ValueError(
