@@ -20,6 +20,7 @@ __all__ = [
     "is_tensor_collection",
     "is_tensorclass",
     "leaf_of",
+    "set_leaf",
     "with_entry",
 ]
 
@@ -119,3 +120,30 @@ def entries_to_set(data: TensorDictBase) -> dict[str, Any] | None:
         if type(inner) is dict:
             return inner
     return None
+
+
+def set_leaf(data: Any, path: tuple[str, ...], value: Any) -> bool:
+    """Set an entry of a plain batch where it is seen to fit; else nothing, and False. O(parts).
+
+    Args:
+        data: where; of use is an unlocked TensorDict ``[B]`` on the CPU.
+        path: of the entry.
+        value: of use is a tensor ``[B, ...]`` there.
+    """
+    if type(value) is not torch.Tensor or not value.is_cpu or value.dim() == 0:
+        return False
+    within = data
+    for part in path[:-1]:
+        inner = entries(within) if type(within) is TensorDict else {}
+        below = inner.get(part)
+        if type(below) is not TensorDict or below.batch_size != data.batch_size:
+            return False
+        within = below
+    found = entries_to_set(within)
+    if found is None or len(data.batch_size) != 1 or value.size(0) != data.batch_size[0]:
+        return False
+    device = within.device
+    if device is not None and device.type != "cpu":
+        return False
+    found[path[-1]] = value
+    return True

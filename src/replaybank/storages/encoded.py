@@ -145,6 +145,24 @@ class EncodedTable:
             self._inner.gather(index, valid), [column.read(index) for column in self._columns]
         )
 
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """Copies of some leaves of items; see :meth:`Table.gather_leaves`. An image is decoded once."""
+        index = checked(index.to("cpu"), valid)
+        columns = {column.number: column for column in self._columns}
+        others = [number for number in numbers if number not in columns]
+        found: dict[int, Tensor] = {}
+        if others:
+            places = [self._others.index(number) for number in others]
+            found.update(zip(others, self._inner.gather_leaves(places, index, valid), strict=True))
+        if len(others) < len(numbers):
+            once, place = torch.unique(index, return_inverse=True)
+            repeated = once.numel() < index.numel()
+            for number in numbers:
+                if number in columns:
+                    images = columns[number].read(once if repeated else index)
+                    found[number] = images[place] if repeated else images
+        return [found[number] for number in numbers]
+
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``; see :meth:`Table.gather_run`."""
         items = torch.arange(start, start + count).view(lead)

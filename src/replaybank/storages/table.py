@@ -30,6 +30,8 @@ _UNKNOWN = frozenset(
     if name.startswith("float8") or name in ("uint16", "uint32", "uint64")
 )
 
+_REMEMBERED_CHOICES = 16  # sets of leaves that are read by themselves: a few a transform
+
 PLAN_BYTES = 32
 """Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
 
@@ -56,6 +58,10 @@ class Table(Protocol):
 
     def gather(self, index: Tensor, valid: int) -> list[Tensor]:
         """Copies of the items ``index``, each in ``[-valid, valid)``; raises IndexError."""
+        ...
+
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """The same of some leaves, by their numbers."""
         ...
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
@@ -162,6 +168,7 @@ class LeafTable:
         self._plan = self._make_plan()
         self.forms = BatchForms(layout.leaves, device, native=self._plan is not None)
         self._address = 0 if self._plan is None else self._plan.data_ptr()
+        self._chosen: dict[tuple[int, ...], LeafTable] = {}
 
     @classmethod
     def allocate(
@@ -303,6 +310,25 @@ class LeafTable:
         if bad >= 0:
             raise out_of_range(int(index.reshape(-1)[bad]), valid)
         return out
+
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """Copies of some leaves of items; see :meth:`gather`. O(B * bytes of these)."""
+        return self.of_leaves(numbers).gather(index, valid)
+
+    def of_leaves(self, numbers: Sequence[int]) -> LeafTable:
+        """Some leaves of the table, where they are. O(1) for ones that were asked for lately."""
+        wanted = tuple(numbers)
+        found = self._chosen.get(wanted)
+        if found is None:
+            if len(self._chosen) >= _REMEMBERED_CHOICES:
+                self._chosen.clear()
+            layout = self.layout
+            part = RowLayout(
+                [layout.leaves[k] for k in wanted], [layout.offsets[k] for k in wanted], layout.row_bytes
+            )
+            views = [self.views[k] for k in wanted]
+            found = self._chosen[wanted] = LeafTable(part, self.dims, views, self.device, given=True)
+        return found
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``, ``[*lead, *shape]`` each. Checked by the caller."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import InfoKey
 from replaybank.trajectories.signals import Key
+from replaybank.trajectories.windows import discounted_sums
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 
 STEPS: Key = ("steps_to_next_obs",)
@@ -147,28 +149,26 @@ class _Run:
     """The steps that some steps become.
 
     Args:
-        slots: int64 ``[n, K]``: the steps; behind the last one that is used, it again.
+        slots: int64 ``[K, most]``: the steps; behind the last one that is used, another one.
         steps: int64 ``[K]``, how many are used.
         last: int64 ``[K]``, the last one.
     """
 
     def __init__(self, below: StepView, drawn: Drawn, slots: Tensor, of: Tensor, n_steps: int) -> None:
-        steps = drawn.trajectories.slices_from(slots.contiguous(), n_steps).runs[2]
-        most = int(steps.max()) if steps.numel() else 0
-        self.steps = steps
-        self._among(drawn, slots, most)
-        if below.terminal is not None and most > 1:
+        if n_steps > _SHORT:  # most trajectories may be much shorter
+            left = drawn.trajectories.slices_from(slots.contiguous(), n_steps).runs[2]
+            n_steps = int(left.max()) if left.numel() else 1
+        self.slots, _, self.steps = drawn.windows(slots, 0, n_steps - 1)
+        self.each = self.slots.view(-1)
+        self.of = of.unsqueeze(1).expand(-1, n_steps).reshape(-1) if n_steps > 1 else of
+        if below.terminal is not None and n_steps > 1:
             # A trajectory that ends earlier than it did, since its goal is another.
-            count = slots.numel()
-            ended = below.read(below.terminal, self.slots.view(-1), of.repeat(most)).cpu() != 0
-            first = ended.view(most, count, -1).any(-1).cumsum(0).eq(0).sum(0) + 1
-            self.steps = torch.minimum(steps, first)
-            self._among(drawn, slots, most)
-
-    def _among(self, drawn: Drawn, slots: Tensor, most: int) -> None:
-        ahead = torch.minimum(torch.arange(most).unsqueeze(-1), self.steps - 1)
-        self.slots = drawn.moved(slots, ahead)
-        self.last = drawn.moved(slots, self.steps - 1)
+            ended = below.read(below.terminal, self.each, self.of).cpu() != 0
+            first = ended.view(*self.slots.shape, -1).any(-1).cumsum(1).eq(0).sum(1) + 1
+            self.steps = torch.minimum(self.steps, first)
+            self.last = self.slots.gather(1, self.steps.unsqueeze(1) - 1).view(-1)
+        else:
+            self.last = self.slots[:, -1].contiguous()
 
 
 class _Returns(StepView):
@@ -180,15 +180,12 @@ class _Returns(StepView):
         self._below, self._drawn, self._n_steps, self._gamma = below, drawn, n_steps, gamma
         self._rewards = rewards
         self._alone = {_original(key): key for key in rewards}
-        self._after = {key for key in below.keys if key[0] == NEXT} - set(rewards)
-        added = [*self._alone, STEPS, GAMMA]
+        self._after = [key for key in below.keys if key[0] == NEXT and key not in rewards]
         self._ends = _ends_in(below.keys)
-        if self._ends:
-            added.append(NONTERMINAL)
+        added = [*self._alone, STEPS, GAMMA, *([NONTERMINAL] if self._ends else [])]
         self.keys = [*below.keys, *(key for key in added if key not in below.keys)]
-        self.changed = [*rewards, *(key for key in below.keys if key in self._after), *added]
+        self.changed = [*rewards, *self._after, *added]
         self._known: tuple[Tensor, _Run] | None = None
-        self._reward = below.read(rewards[0], drawn.slots[:1], torch.zeros(1, dtype=torch.int64))
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What is changed, else what is below."""
@@ -200,10 +197,12 @@ class _Returns(StepView):
         if key == NONTERMINAL and self._ends:
             return self._nonterminal(slots, of)
         if key == STEPS:
-            return self._like_rewards(self._run(slots, of).steps)
+            return self._like_rewards(self._run(slots, of).steps, slots, of)
         if key == GAMMA:
-            discounts = self._powers(self._run(slots, of).steps)
-            return self._like_rewards(discounts.to(_floating(self._reward.dtype)))
+            steps = self._run(slots, of).steps
+            dtype = _floating(below.read(self._rewards[0], slots, of).dtype)
+            discounts = powers_of(self._gamma, self._n_steps if self._n_steps <= _SHORT else int(steps.max()))
+            return self._like_rewards(discounts.to(dtype)[steps], slots, of)
         if key in self._after:
             return below.read(key, self._run(slots, of).last, of)
         return below.read(key, slots, of)
@@ -211,38 +210,50 @@ class _Returns(StepView):
     def _run(self, slots: Tensor, of: Tensor) -> _Run:
         known = self._known
         if known is None or known[0] is not slots:
-            known = slots, _Run(self._below, self._drawn, slots, of, self._n_steps)
-            self._known = known
+            run = _Run(self._below, self._drawn, slots, of, self._n_steps)
+            known = self._known = slots, run
+            self._below.expect(self._rewards, run.each, run.of)
+            self._below.expect(self._after, run.last, of)
         return known[1]
-
-    def _powers(self, exponents: Tensor) -> Tensor:
-        return torch.pow(torch.tensor(self._gamma, dtype=torch.float64), exponents)
 
     def _return(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         run = self._run(slots, of)
-        most, count = run.slots.shape
-        reward = self._below.read(key, run.slots.reshape(-1), of.repeat(most))
-        weights = self._powers(torch.arange(most)).unsqueeze(-1) * (
-            torch.arange(most).unsqueeze(-1) < run.steps
-        )
-        # In float64: the order of the sum is then of no account.
-        wide = reward.to(torch.float64) * over_items(weights.view(-1), reward)
-        # A step that is not used may hold anything, and 0 * inf is no number.
-        wide = wide.masked_fill(over_items(weights.view(-1) == 0, reward), 0.0)
-        return wide.view(most, count, *reward.shape[1:]).sum(0).to(_floating(reward.dtype))
+        most = run.slots.shape[1]
+        reward = self._below.read(key, run.each, run.of)
+        dtype = _floating(reward.dtype)
+        # In float64, whatever the dtype: the order of the sum is then of no account.
+        wide = reward if reward.dtype in _SUMMED and reward.is_cpu else reward.to("cpu", torch.float64)
+        wide = wide.reshape(-1, most, *reward.shape[1:]).contiguous()
+        return discounted_sums(wide, run.steps, powers_of(self._gamma, most)).to(reward.device, dtype)
 
     def _nonterminal(self, slots: Tensor, of: Tensor) -> Tensor:
         last = self._run(slots, of).last
-        terminal = self._below.read(self._ends[0], last, of) != 0
+        terminal = _true(self._below.read(self._ends[0], last, of))
         for key in self._ends[1:]:
-            unless = self._below.read(key, last, of) != 0
+            unless = _true(self._below.read(key, last, of))
             terminal = terminal & ~unless.reshape(terminal.shape)
         one_each = terminal.numel() == slots.numel()
-        return self._like_rewards(~terminal.reshape(-1)) if one_each else ~terminal
+        return self._like_rewards((~terminal).reshape(-1), slots, of) if one_each else ~terminal
 
-    def _like_rewards(self, values: Tensor) -> Tensor:
+    def _like_rewards(self, values: Tensor, slots: Tensor, of: Tensor) -> Tensor:
         """One value a step ``[K]`` as ``[K, 1, ...]``, with as many dimensions as the reward."""
-        return over_items(values, self._reward)
+        return over_items(values, self._below.read(self._rewards[0], slots, of))
+
+
+_SHORT = 16
+"""Most steps that are looked up without asking first how many there are."""
+
+_SUMMED = frozenset((torch.float32, torch.float64))
+
+
+@functools.lru_cache(maxsize=64)
+def powers_of(gamma: float, most: int) -> Tensor:
+    """``gamma^0`` to ``gamma^most``, float64; to be read only."""
+    return torch.pow(torch.tensor(gamma, dtype=torch.float64), torch.arange(most + 1))
+
+
+def _true(values: Tensor) -> Tensor:
+    return values if values.dtype is torch.bool else values != 0
 
 
 def _original(key: Key) -> Key:
