@@ -421,6 +421,19 @@ void bind_trajectory_index(nb::module_& m) {
     m.def("slice_first_steps", [](Address ends, i64 count, i64 n, Address out) {
         tr::first_steps(at<tr::u8>(ends), count, n, at<tr::u8>(out));
     }, nogil);
+    m.def("step_returns", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, Address items, i64 n, i64 most, Address rewards, i64 stride,
+                             bool wide, i64 width, double gamma, Address powers, i64 known, Address out, Address steps,
+                             Address discounts, Address last) {
+        const auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
+        const auto run = [&](auto kind) {
+            using T = decltype(kind);
+            return tr::returns<T>(index, at<i64>(items), n, most, at<char>(rewards), stride, width, gamma,
+                                  at<double>(powers), known, at<T>(out), at<i64>(steps), at<T>(discounts),
+                                  at<i64>(last));
+        };
+        return wide ? run(double{}) : run(float{});
+    }, nogil);
     m.def("discounted_sums", [](Address values, bool wide, i64 n, i64 most, i64 width, Address steps, Address powers,
                                 Address out) {
         if (wide) {

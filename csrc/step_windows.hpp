@@ -8,6 +8,9 @@
 
 #pragma once
 
+#include <cmath>
+
+#include "gather.hpp"
 #include "slice_starts.hpp"
 
 namespace replaybank::trajectories {
@@ -20,7 +23,8 @@ struct Place {
 // `before` is looked for if `back`, `left` if `ahead`; else they are 0 and 1.
 inline bool place_of(const Index& index, i64 item, bool back, bool ahead, Place& out) {
     if (item < 0 || item >= index.length * index.columns) return false;
-    out = {item / index.columns, item % index.columns, 0, 1};
+    out = {item, 0, 0, 1};
+    if (index.columns > 1) out.row = item / index.columns, out.column = item % index.columns;  // slow for any number
     const i64 base = out.column * index.padded;
     if (back) {
         const i64 previous = circle_before(index.last, base, out.row, index.length);
@@ -121,6 +125,42 @@ void discounted_sums(const T* values, i64 n, i64 most, i64 width, const i64* ste
             out[w] = static_cast<T>(sum);
         }
     }
+}
+
+// Returns of up to `most` steps from each item on, read where the rewards lie: out[k, w] = sum of powers[j] times value
+// w of the reward of the j-th step, in double; last[k] is the last step that is summed, steps[k] their number, discounts
+// [k] the power of as many. Gives 0, or -1 - k as above.
+//   rewards   address of the rewards of item 0, `stride` bytes from one item's to the next, `width` values T each
+//   powers    double [known]: powers of the discount; of higher ones the kernel multiplies on
+//   out T [n, width], steps int64 [n], discounts T [n], last int64 [n]: written
+template <class T>
+i64 returns(const Index& index, const i64* items, i64 n, i64 most, const char* rewards, i64 stride, i64 width,
+            double gamma, const double* powers, i64 known, T* out, i64* steps, T* discounts, i64* last) {
+    const auto power = [=](i64 exponent) {
+        return exponent < known ? powers[exponent] : std::pow(gamma, static_cast<double>(exponent));
+    };
+    // The steps of an item lie in rows that follow each other, so one line asked for ahead brings several of them.
+    constexpr i64 kAhead = 8;
+    for (i64 k = 0; k < n; ++k) {
+        if (k + kAhead < n) {
+            const i64 item = items[k + kAhead];
+            if (item >= 0 && item < index.length * index.columns) replaybank::detail::prefetch(rewards + item * stride);
+        }
+        Place place;
+        if (!place_of(index, items[k], false, most > 1, place)) return -1 - k;
+        const i64 count = place.left < most ? place.left : most;
+        steps[k] = count, discounts[k] = static_cast<T>(power(count)), last[k] = item_at(index, place, count - 1);
+        for (i64 w = 0; w < width; ++w) {
+            double sum = 0;
+            for (i64 j = 0; j < count; ++j) {
+                T value;
+                std::memcpy(&value, rewards + item_at(index, place, j) * stride + w * sizeof(T), sizeof(T));
+                sum += power(j) * static_cast<double>(value);
+            }
+            out[k * width + w] = static_cast<T>(sum);
+        }
+    }
+    return 0;
 }
 
 }  // namespace replaybank::trajectories

@@ -6,7 +6,7 @@ attributes that this one sets 0.5; a batch that was just gathered has nothing to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ __all__ = [
     "is_tensor_collection",
     "is_tensorclass",
     "leaf_of",
-    "set_leaf",
+    "set_leaves",
     "with_entry",
 ]
 
@@ -122,28 +122,40 @@ def entries_to_set(data: TensorDictBase) -> dict[str, Any] | None:
     return None
 
 
-def set_leaf(data: Any, path: tuple[str, ...], value: Any) -> bool:
-    """Set an entry of a plain batch where it is seen to fit; else nothing, and False. O(parts).
+def set_leaves(data: Any, values: Iterable[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
+    """Set entries of a batch where they are seen to fit. O(entries).
 
     Args:
         data: where; of use is an unlocked TensorDict ``[B]`` on the CPU.
-        path: of the entry.
-        value: of use is a tensor ``[B, ...]`` there.
+        values: what, by path; of use are tensors ``[B, ...]`` there.
+
+    Returns:
+        What has not been set.
     """
-    if type(value) is not torch.Tensor or not value.is_cpu or value.dim() == 0:
-        return False
-    within = data
-    for part in path[:-1]:
-        inner = entries(within) if type(within) is TensorDict else {}
-        below = inner.get(part)
-        if type(below) is not TensorDict or below.batch_size != data.batch_size:
-            return False
-        within = below
-    found = entries_to_set(within)
-    if found is None or len(data.batch_size) != 1 or value.size(0) != data.batch_size[0]:
-        return False
-    device = within.device
-    if device is not None and device.type != "cpu":
-        return False
-    found[path[-1]] = value
-    return True
+    if type(data) is not TensorDict:
+        return list(values)
+    batch, device = data.batch_size, data.device
+    if len(batch) != 1 or (device is not None and device.type != "cpu"):
+        return list(values)
+    count, left = batch[0], []
+    above: dict[tuple[str, ...], dict[str, Any] | None] = {(): entries_to_set(data)}
+    for path, value in values:
+        parent = path[:-1]
+        found = above[parent] if parent in above else above.setdefault(parent, _entries_at(data, parent))
+        if found is None or type(value) is not torch.Tensor or not value.is_cpu or not value.dim():
+            left.append((path, value))
+        elif value.size(0) != count:
+            left.append((path, value))
+        else:
+            found[path[-1]] = value
+    return left
+
+
+def _entries_at(data: TensorDict, path: tuple[str, ...]) -> dict[str, Any] | None:
+    """The entries of a nested TensorDict of the same batch size and device, if they may be set."""
+    inner: Any = data
+    for part in path:
+        inner = entries(inner).get(part)
+        if type(inner) is not TensorDict or inner.batch_size != data.batch_size:
+            return None
+    return entries_to_set(inner) if inner.device == data.device else None

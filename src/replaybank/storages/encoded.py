@@ -13,7 +13,7 @@ from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.blocks import BLOCK_PAYLOAD, ByteBlocks
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import EncodedFrames, frames_of
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.packed import PackedRows
 from replaybank.storages.structure import show
 from replaybank.storages.table import Leaf, Table, checked, read, whole
@@ -162,6 +162,10 @@ class EncodedTable:
                     images = columns[number].read(once if repeated else index)
                     found[number] = images[place] if repeated else images
         return [found[number] for number in numbers]
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf of all items lies that is no image. See :meth:`Table.items_of`."""
+        return self._inner.items_of(self._others.index(number)) if number in self._others else None
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``; see :meth:`Table.gather_run`."""

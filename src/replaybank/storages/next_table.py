@@ -12,7 +12,7 @@ from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.forms import BatchForms
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
 from replaybank.storages.packed import PackedRows
 from replaybank.storages.table import PLAN_BYTES, Leaf, LeafTable, checked, out_of_range, read, whole
@@ -192,6 +192,10 @@ class NextTable:
             if number not in found:
                 found[number] = self._made(number, index, valid)
         return [found[number] for number in numbers]
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a stored leaf of all items lies; None for a made one. See :meth:`Table.items_of`."""
+        return self._main.items_of(self._stored.index(number)) if number in self._stored else None
 
     def _made(self, number: int, index: Tensor, valid: int) -> Tensor:
         """One made leaf of items, ``[*index, *shape]``."""

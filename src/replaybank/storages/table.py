@@ -64,6 +64,10 @@ class Table(Protocol):
         """The same of some leaves, by their numbers."""
         ...
 
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf of all items lies, numbered over all dimensions; None where kernels cannot read it."""
+        ...
+
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``, shaped ``[*lead, *shape]``."""
         ...
@@ -238,6 +242,7 @@ class LeafTable:
                 return None
             group = -1 if self.layout.offsets[number] is not None else number
             plan.append([flat.data_ptr(), stride * leaf.dtype.itemsize, leaf.bytes, group])
+        self._steps = [stride for _, stride, _, _ in plan]
         # The kernels want the leaves of a group side by side; the numbers say which leaf is which.
         self._order = sorted(range(len(plan)), key=lambda number: plan[number][3])
         self._in_order = self._order == list(range(len(plan)))
@@ -270,11 +275,16 @@ class LeafTable:
 
     def place_of(self, number: int) -> LeafPlace | None:
         """Where a leaf lies; None where kernels cannot read it, or the items have several dimensions."""
-        if self._plan is None or len(self.dims) > 1:
+        return self.items_of(number) if len(self.dims) == 1 else None
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf of all items lies; see :meth:`Table.items_of`. O(1)."""
+        if self._plan is None:
             return None
-        leaf, view = self.layout.leaves[number], self.views[number]
-        step = view.stride(0) * view.element_size() if self.items > 1 else leaf.bytes
-        return LeafPlace(view.data_ptr(), step, leaf.bytes, leaf.dtype, leaf.shape)
+        leaf = self.layout.leaves[number]
+        return LeafPlace(
+            self.views[number].data_ptr(), self._steps[number], leaf.bytes, leaf.dtype, leaf.shape
+        )
 
     def valid_views(self, length: int) -> list[Tensor]:
         """The leaves of the first ``length`` rows, not copied. O(leaves)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.index import TrajectoryIndex
 
 Which = Literal["future", "final", "episode"]
@@ -145,6 +146,66 @@ def first_steps(ends: Tensor, n: int) -> Tensor:
     out = torch.empty((ends.numel(), 1), dtype=torch.bool)
     _native.slice_first_steps(ends.data_ptr(), ends.numel(), n, out.data_ptr())
     return out
+
+
+class Returns(NamedTuple):
+    """Several steps as one.
+
+    Args:
+        sums: ``[K, *shape]``, the discounted sums of their rewards.
+        steps: int64 ``[K, 1, ...]``, how many they are; with as many dimensions as ``sums``.
+        discounts: the same shape, ``gamma ** steps``, in the dtype of the rewards.
+        last: int64 ``[K]``, the slot of the last one.
+    """
+
+    sums: Tensor
+    steps: Tensor
+    discounts: Tensor
+    last: Tensor
+
+
+def returns(
+    index: TrajectoryIndex, items: Tensor, most: int, rewards: LeafPlace, gamma: float, powers: Tensor
+) -> Returns:
+    """Returns over up to ``most`` steps from each item on, summed in float64. O(steps + log) each.
+
+    Args:
+        index: current.
+        items: int64 ``[K]``, slots numbered row by row, contiguous.
+        most: number of steps, at least 1; fewer are taken where a trajectory ends.
+        rewards: where those of all items lie, float32 or float64.
+        gamma: the discount.
+        powers: float64, its first powers; contiguous.
+
+    Raises:
+        IndexError: a slot is out of range.
+    """
+    count, shape = items.numel(), rewards.shape
+    sums = torch.empty((count, *shape), dtype=rewards.dtype)
+    one_each = (count, *(1,) * len(shape))
+    steps = torch.empty(one_each, dtype=torch.int64)
+    discounts = torch.empty(one_each, dtype=rewards.dtype)
+    last = torch.empty(count, dtype=torch.int64)
+    bad = _native.step_returns(
+        *index.view,
+        items.data_ptr(),
+        count,
+        most,
+        rewards.address,
+        rewards.step,
+        rewards.dtype is torch.float64,
+        rewards.bytes // rewards.dtype.itemsize,
+        gamma,
+        powers.data_ptr(),
+        powers.numel(),
+        sums.data_ptr(),
+        steps.data_ptr(),
+        discounts.data_ptr(),
+        last.data_ptr(),
+    )
+    if bad < 0:
+        raise out_of_range(items, -1 - bad)
+    return Returns(sums, steps, discounts, last)
 
 
 def discounted_sums(values: Tensor, steps: Tensor, powers: Tensor) -> Tensor:

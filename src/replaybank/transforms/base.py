@@ -11,6 +11,7 @@ from torch import Tensor
 
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.index import TrajectoryIndex
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import Windows, windows
@@ -110,6 +111,10 @@ class StepView(ABC):
         Returns:
             ``[K, ...]``, to be read only.
         """
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where an entry of all steps lies in memory as :meth:`read` gives it; None where it does not. O(1)."""
+        return None
 
     def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:  # noqa: B027 (a hint)
         """Hear that these entries of some steps will be asked for next: they may be read at once.

@@ -12,6 +12,7 @@ from torch import Tensor
 from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 
@@ -182,6 +183,10 @@ class _Frames(StepView):
             older = self._frames(stack.older, slots, of)[:, 1:] if self._n > 1 else newest[:, :0]
             frames = torch.cat([older, newest], 1)
         return self._joined(frames, stack)
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where what is below lies."""
+        return None if key in self._stacks else self._below.place_of(key)
 
     def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:
         """What of them is below is read at once."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import real
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import choose
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown
@@ -204,6 +205,10 @@ class _Relabelled(StepView):
                 ended = ended | (below.read(_TRUNCATED, slots, of) != 0).reshape(ended.shape)
             return ended
         return below.read(key, slots, of)
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where what is below lies."""
+        return None if key in self.changed else self._below.place_of(key)
 
     def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:
         """What of them is below is read at once, with what is needed for them."""

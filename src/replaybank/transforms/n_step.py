@@ -12,7 +12,7 @@ from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import InfoKey
 from replaybank.trajectories.signals import Key
-from replaybank.trajectories.windows import discounted_sums
+from replaybank.trajectories.windows import discounted_sums, returns
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 
 STEPS: Key = ("steps_to_next_obs",)
@@ -185,59 +185,67 @@ class _Returns(StepView):
         added = [*self._alone, STEPS, GAMMA, *([NONTERMINAL] if self._ends else [])]
         self.keys = [*below.keys, *(key for key in added if key not in below.keys)]
         self.changed = [*rewards, *self._after, *added]
-        self._known: tuple[Tensor, _Run] | None = None
+        self._known: tuple[Tensor, dict[Key, Tensor], Tensor] | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What is changed, else what is below."""
         below = self._below
         if key in self._alone:
             return below.read(self._alone[key], slots, of)
-        if key in self._rewards:
-            return self._return(key, slots, of)
-        if key == NONTERMINAL and self._ends:
-            return self._nonterminal(slots, of)
-        if key == STEPS:
-            return self._like_rewards(self._run(slots, of).steps, slots, of)
-        if key == GAMMA:
-            steps = self._run(slots, of).steps
-            dtype = _floating(below.read(self._rewards[0], slots, of).dtype)
-            discounts = powers_of(self._gamma, self._n_steps if self._n_steps <= _SHORT else int(steps.max()))
-            return self._like_rewards(discounts.to(dtype)[steps], slots, of)
-        if key in self._after:
-            return below.read(key, self._run(slots, of).last, of)
-        return below.read(key, slots, of)
-
-    def _run(self, slots: Tensor, of: Tensor) -> _Run:
+        if key not in self._rewards and key not in self._after and key not in (STEPS, GAMMA, NONTERMINAL):
+            return below.read(key, slots, of)
         known = self._known
         if known is None or known[0] is not slots:
-            run = _Run(self._below, self._drawn, slots, of, self._n_steps)
-            known = self._known = slots, run
-            self._below.expect(self._rewards, run.each, run.of)
-            self._below.expect(self._after, run.last, of)
-        return known[1]
+            made, last = self._made(slots, of)
+            known = self._known = slots, made, last
+            below.expect(self._after, last, of)
+        _, made, last = known
+        if key in made:
+            return made[key]
+        if key == NONTERMINAL and self._ends:
+            return self._nonterminal(last, of, made[STEPS])
+        return below.read(key, last if key in self._after else slots, of)
 
-    def _return(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
-        run = self._run(slots, of)
-        most = run.slots.shape[1]
-        reward = self._below.read(key, run.each, run.of)
-        dtype = _floating(reward.dtype)
-        # In float64, whatever the dtype: the order of the sum is then of no account.
-        wide = reward if reward.dtype in _SUMMED and reward.is_cpu else reward.to("cpu", torch.float64)
-        wide = wide.reshape(-1, most, *reward.shape[1:]).contiguous()
-        return discounted_sums(wide, run.steps, powers_of(self._gamma, most)).to(reward.device, dtype)
+    def _made(self, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
+        """Returns, numbers of steps and discounts, and the last steps."""
+        below, first = self._below, self._rewards[0]
+        place = below.place_of(first) if len(self._rewards) == 1 and below.terminal is None else None
+        if place is None or place.dtype not in _SUMMED:
+            return self._made_of(_Run(below, self._drawn, slots, of, self._n_steps), slots, of)
+        found = returns(
+            self._drawn.trajectories,
+            slots.contiguous(),
+            self._n_steps,
+            place,
+            self._gamma,
+            powers_of(self._gamma, min(self._n_steps, _SHORT)),
+        )
+        return {first: found.sums, STEPS: found.steps, GAMMA: found.discounts}, found.last
 
-    def _nonterminal(self, slots: Tensor, of: Tensor) -> Tensor:
-        last = self._run(slots, of).last
+    def _made_of(self, run: _Run, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
+        """The same of rewards that have to be read."""
+        below, most = self._below, run.slots.shape[1]
+        powers = powers_of(self._gamma, most)
+        below.expect(self._rewards, run.each, run.of)
+        made = {}
+        for key in self._rewards:
+            reward = below.read(key, run.each, run.of)
+            # In float64, whatever the dtype: the order of the sum is then of no account.
+            wide = reward if reward.dtype in _SUMMED and reward.is_cpu else reward.to("cpu", torch.float64)
+            wide = wide.reshape(-1, most, *reward.shape[1:]).contiguous()
+            sums = discounted_sums(wide, run.steps, powers)
+            made[key] = sums.to(reward.device, _floating(reward.dtype))
+        like = made[self._rewards[0]]
+        made[STEPS] = over_items(run.steps, like)
+        made[GAMMA] = over_items(powers.to(like.dtype)[run.steps], like)
+        return made, run.last
+
+    def _nonterminal(self, last: Tensor, of: Tensor, steps: Tensor) -> Tensor:
         terminal = _true(self._below.read(self._ends[0], last, of))
         for key in self._ends[1:]:
             unless = _true(self._below.read(key, last, of))
             terminal = terminal & ~unless.reshape(terminal.shape)
-        one_each = terminal.numel() == slots.numel()
-        return self._like_rewards((~terminal).reshape(-1), slots, of) if one_each else ~terminal
-
-    def _like_rewards(self, values: Tensor, slots: Tensor, of: Tensor) -> Tensor:
-        """One value a step ``[K]`` as ``[K, 1, ...]``, with as many dimensions as the reward."""
-        return over_items(values, self._below.read(self._rewards[0], slots, of))
+        return ~terminal.reshape(steps.shape) if terminal.numel() == steps.numel() else ~terminal
 
 
 _SHORT = 16

@@ -12,7 +12,8 @@ from torch import Tensor
 from replaybank import _native
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler
 from replaybank.samplers.slicing import Slicing, slicing_of
-from replaybank.storages._tensordict import leaf_of, set_leaf
+from replaybank.storages._tensordict import leaf_of, set_leaves
+from replaybank.storages.layout import LeafPlace
 from replaybank.storages.tensor import TensorStorage
 from replaybank.trajectories.signals import Key
 from replaybank.transforms.base import Drawn, SampleTransform, StepView, shown
@@ -92,7 +93,7 @@ class Related:
             changed.update(dict.fromkeys(view.changed))
         of = torch.arange(slots.numel())
         made = [(key, view.read(key, slots, of)) for key in changed]
-        for key, value in made:
+        for key, value in set_leaves(items, made):
             _put(items, key, value)
         return items
 
@@ -119,8 +120,8 @@ class StoredSteps(StepView):
 
     def __init__(self, storage: Any, slots: Tensor, items: TensorDictBase) -> None:
         # Of other storages what is read may have more entries than what is stored.
-        plain = isinstance(storage, TensorStorage)
-        self.keys = storage.leaf_keys() if plain else [_path(key) for key in items.keys(True, True)]
+        self._plain = isinstance(storage, TensorStorage)
+        self.keys = storage.leaf_keys() if self._plain else [_path(key) for key in items.keys(True, True)]
         self._storage, self._slots, self._items = storage, slots, items
         self._others: list[tuple[Tensor, dict[Key, Any]]] = []
 
@@ -143,6 +144,10 @@ class StoredSteps(StepView):
             if missing:
                 self._read_into(known, missing, slots)
 
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where an entry of all steps lies, if kernels can read it there."""
+        return self._storage.items_of(key) if self._plain else None
+
     def _known(self, slots: Tensor) -> dict[Key, Any]:
         for of, known in self._others:
             if of is slots:
@@ -163,20 +168,20 @@ def slots_in_a_row(storage: SampledStorage) -> int:
 
 def _slots_of(index: Index, shape: torch.Size) -> Tensor:
     """Places numbered row by row, int64 ``[B]``, contiguous; negative ones count from the end."""
-    parts = [
-        part.to("cpu", torch.int64).contiguous() for part in (index if isinstance(index, tuple) else (index,))
-    ]
+    parts = list(index) if isinstance(index, tuple) else [index]
     if len(parts) != len(shape):
         raise TypeError(
             f"Sampling transforms need an index for each of the {len(shape)} dimensions of the storage, and "
             f"the sampler gave {len(parts)}."
         )
-    if len({part.shape for part in parts}) > 1:
+    for k, part in enumerate(parts):
+        if not (part.dtype is torch.int64 and part.is_cpu and part.is_contiguous()):
+            parts[k] = part.to("cpu", torch.int64).contiguous()
+    if len(parts) > 1 and any(part.shape != parts[0].shape for part in parts):
         parts = [part.contiguous() for part in torch.broadcast_tensors(*parts)]
     count = parts[0].numel()
     slots = torch.empty(count, dtype=torch.int64)
-    addresses = [part.data_ptr() for part in parts]
-    bad = _native.flatten_index(addresses, list(shape), count, slots.data_ptr())
+    bad = _native.flatten_index([part.data_ptr() for part in parts], shape, count, slots.data_ptr())
     if bad >= 0:
         dim = bad % len(parts)
         raise IndexError(
@@ -192,8 +197,6 @@ def _path(key: Any) -> Key:
 
 def _put(items: Any, key: Key, value: Tensor) -> None:
     """Set an entry; a tensorclass gets those that it has fields for."""
-    if set_leaf(items, key, value):
-        return
     if is_tensorclass(items):
         below: Any = items
         for part in key:
