@@ -38,6 +38,7 @@ class Related:
     def __init__(self, transforms: Sequence[SampleTransform], slicings: Slicings) -> None:
         self._transforms = sorted(transforms, key=lambda transform: transform.level)
         self._slicings = slicings
+        self._range = torch.empty(0, dtype=torch.int64)
 
     def __call__(
         self,
@@ -91,7 +92,9 @@ class Related:
         for transform, found in zip(self._transforms, trajectories, strict=True):
             view = transform.over(view, Drawn(slots, columns, found, ends, generator))
             changed.update(dict.fromkeys(view.changed))
-        of = torch.arange(slots.numel())
+        of = self._range
+        if of.numel() != slots.numel():
+            of = self._range = torch.arange(slots.numel())
         made = [(key, view.read(key, slots, of)) for key in changed]
         for key, value in set_leaves(items, made):
             _put(items, key, value)
@@ -180,7 +183,7 @@ def _slots_of(index: Index, shape: torch.Size) -> Tensor:
     if len(parts) > 1 and any(part.shape != parts[0].shape for part in parts):
         parts = [part.contiguous() for part in torch.broadcast_tensors(*parts)]
     count = parts[0].numel()
-    slots = torch.empty(count, dtype=torch.int64)
+    slots = torch.empty_like(parts[0]).view(-1)
     bad = _native.flatten_index([part.data_ptr() for part in parts], shape, count, slots.data_ptr())
     if bad >= 0:
         dim = bad % len(parts)
