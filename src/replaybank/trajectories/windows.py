@@ -24,8 +24,8 @@ class Windows(NamedTuple):
     """Steps around some steps.
 
     Args:
-        slots: int64 ``[K, back + 1 + ahead]``: the steps; beyond the ends of a trajectory its first or last one
-            again.
+        slots: int64 ``[K, back + 1 + ahead]``: the steps; beyond the ends of a trajectory its first or last
+            one again.
         before: int64 ``[K]``, how many before each are there, at most ``back``.
         left: int64 ``[K]``, how many there are from it on, itself counted, at most ``ahead + 1``.
     """
@@ -115,7 +115,8 @@ def lengthen(index: TrajectoryIndex, slots: Tensor, ends: Tensor, n: int) -> Len
 
     Args:
         index: current.
-        slots: int64 ``[B]``, the steps of slices, one slice behind the other, numbered row by row; contiguous.
+        slots: int64 ``[B]``, the steps of slices, one slice behind the other, numbered row by row;
+            contiguous.
         ends: bool ``[B]``, true at the last step of each; contiguous.
         n: number of steps to put before each slice.
 
@@ -139,7 +140,7 @@ def lengthen(index: TrajectoryIndex, slots: Tensor, ends: Tensor, n: int) -> Len
     )
     if found < 0:
         raise out_of_range(slots, -1 - found)
-    return Lengthened(*numbers.unbind(0), padded)
+    return Lengthened(numbers[0], numbers[1], padded)
 
 
 def first_steps(ends: Tensor, n: int) -> Tensor:
@@ -235,7 +236,8 @@ def discounted_sums(values: Tensor, steps: Tensor, powers: Tensor) -> Tensor:
         ``[K, *shape]``, of the dtype of ``values``.
 
     Example:
-        >>> discounted_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([2, 1]), torch.tensor([1.0, 0.5]).double())
+        >>> values, powers = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.5]).double()
+        >>> discounted_sums(values, torch.tensor([2, 1]), powers)
         tensor([2., 3.])
     """
     count, most, *shape = values.shape

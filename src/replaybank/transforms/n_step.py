@@ -193,7 +193,13 @@ class _Returns(StepView):
     """Several steps as one."""
 
     def __init__(
-        self, below: StepView, drawn: Drawn, n_steps: int, gamma: float, rewards: Sequence[Key], entries: _Entries
+        self,
+        below: StepView,
+        drawn: Drawn,
+        n_steps: int,
+        gamma: float,
+        rewards: Sequence[Key],
+        entries: _Entries,
     ) -> None:
         self._below, self._drawn, self._n_steps, self._gamma = below, drawn, n_steps, gamma
         self._rewards, self._entries = rewards, entries
