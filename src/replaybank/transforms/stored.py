@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection, is_tensorclass
 from torch import Tensor
 
 from replaybank import _native
@@ -161,7 +161,7 @@ class StoredSteps(StepView):
     def __init__(self, storage: Any, slots: Tensor, items: TensorDictBase) -> None:
         # Of other storages what is read may have more entries than what is stored.
         self._plain = isinstance(storage, TensorStorage)
-        self.keys = storage.leaf_keys() if self._plain else [_path(key) for key in items.keys(True, True)]
+        self.keys = storage.leaf_keys() if self._plain else _paths_of(items)
         self._storage, self._slots, self._items = storage, slots, items
         self._others: list[tuple[Tensor, dict[Key, Any]]] = []
 
@@ -246,8 +246,10 @@ def _flags(values: Any) -> Tensor | None:
     return values.reshape(-1).cpu().contiguous() if isinstance(values, Tensor) else None
 
 
-def _path(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
+def _paths_of(items: TensorDictBase) -> list[Key]:
+    """Paths of all entries, texts included."""
+    found = items.keys(True, True, is_leaf=is_leaf_nontensor)
+    return [(key,) if isinstance(key, str) else tuple(key) for key in found]
 
 
 def _put(items: Any, key: Key, value: Tensor) -> None:
