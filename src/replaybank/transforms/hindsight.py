@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from replaybank.samplers.arguments import real
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
-from replaybank.trajectories.windows import choose
+from replaybank.trajectories.windows import Which, choose
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown, with_rows
 
 STRATEGIES = ("future", "final", "episode")
@@ -88,7 +88,7 @@ class HindsightRelabel(SampleTransform):
         self,
         reward_fn: GoalFn,
         *,
-        strategy: Literal["future", "final", "episode"] = "future",
+        strategy: Which = "future",
         ratio: float = 0.8,
         terminated_fn: GoalFn | None = None,
         achieved_goal: InfoKey = "achieved_goal",
@@ -105,7 +105,7 @@ class HindsightRelabel(SampleTransform):
             raise ValueError(f"strategy={strategy!r}: give one of {', '.join(map(repr, STRATEGIES))}.")
         self.reward_fn = reward_fn
         self.terminated_fn = terminated_fn
-        self.strategy = strategy
+        self.strategy: Which = strategy
         self.ratio = ratio
         self._achieved = path_of("achieved_goal", achieved_goal)
         self._desired = path_of("desired_goal", desired_goal)

@@ -106,13 +106,7 @@ class Related:
             found = self._slicing(transform, sampler).index_of(storage)
             found.sync(storage, found.min_length)
             trajectories.append(found)
-        if isinstance(items, list) and items and is_tensor_collection(items[0]):
-            items = torch.stack(items)
-        if not is_tensor_collection(items):
-            raise TypeError(
-                f"{self._transforms[0]!r} makes entries of TensorDicts, and the storage gives a "
-                f"{type(items).__name__}. Write TensorDicts."
-            )
+        items = self._together(items)
         slots = _slots_of(index, storage.shape)
         if slots.numel() != items.batch_size.numel():
             raise TypeError(
@@ -135,6 +129,16 @@ class Related:
         made = [(key, view.read(key, slots, of)) for key in changed]
         for key, value in set_leaves(items, made):
             _put(items, key, value)
+        return items
+
+    def _together(self, items: Any) -> Any:
+        if isinstance(items, list) and items and is_tensor_collection(items[0]):
+            return torch.stack(items)
+        if not is_tensor_collection(items):
+            raise TypeError(
+                f"{self._transforms[0]!r} makes entries of TensorDicts, and the storage gives a "
+                f"{type(items).__name__}. Write TensorDicts."
+            )
         return items
 
     def _slicing(self, transform: SampleTransform, sampler: Sampler | None) -> Slicing:
