@@ -16,13 +16,16 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"replaybank {version}"
+html_static_path = ["pictures"]
+html_css_files = ["pictures.css"]
 
 # Prompts and outputs are not copied with an example.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
