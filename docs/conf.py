@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 project = "replaybank"
 author = "The replaybank developers"
@@ -43,4 +44,9 @@ python_maximum_signature_line_length = 100
 
 # The pages' examples only: those in docstrings are run by pytest, each in its own module.
 doctest_test_doctest_blocks = ""
-doctest_global_setup = "import warnings; warnings.simplefilter('error')"
+doctest_global_setup = f"""
+import warnings
+from pathlib import Path
+warnings.simplefilter("error")
+DOCS = Path({str(Path(__file__).parent)!r})
+"""
