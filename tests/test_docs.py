@@ -14,7 +14,8 @@ from replaybank.demo.arm import write_arm_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
+PAGES = [ROOT / "README.md", *DOCS]
 
 
 def test_the_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
