@@ -131,6 +131,12 @@ class Storage(Stateful):
 
         Args:
             item: an int gives a bool, integers give bools of their shape; numbers on the first dimension.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import TensorStorage
+            >>> TensorStorage(torch.arange(3)).contains(torch.tensor([0, 5, -1]))
+            tensor([ True, False,  True])
         """
         if isinstance(item, int):
             return -self._log.length <= item < self._log.length
@@ -268,6 +274,15 @@ class Storage(Stateful):
         Raises:
             IndexError: a row is out of range, or would leave rows before it that were never written.
             ValueError: the data does not fit; nothing has been written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import LazyTensorStorage
+            >>> storage = LazyTensorStorage(4)
+            >>> storage.set(range(3), {"x": torch.arange(3)})
+            >>> storage.set(1, {"x": torch.tensor(7)}, set_cursor=False)  # the same as storage[1] = ...
+            >>> storage[:]["x"], storage.log.cursor
+            (tensor([0, 7, 2]), 3)
         """
         if not set_cursor:
             self[cursor] = data
@@ -338,6 +353,13 @@ class Storage(Stateful):
 
         Raises:
             IndexError: out of range, or never written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import TensorStorage
+            >>> storage = TensorStorage(torch.arange(10))
+            >>> storage.get(-1), storage.get([0, 3]), storage.get(slice(8, None))
+            (tensor(9), tensor([0, 3]), tensor([8, 9]))
         """
         log = self._log
         if log.unfinished:

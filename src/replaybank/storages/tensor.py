@@ -110,7 +110,14 @@ class TensorStorage(Storage):
         return table.place_of(keys.index(key))
 
     def view(self) -> Any:
-        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
+        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored.
+
+        Example:
+            >>> storage = TensorStorage(torch.zeros(3))
+            >>> storage.view()[1] = 5
+            >>> storage[:]
+            tensor([0., 5., 0.])
+        """
         table, structure = self._parts()
         self._log.hand_out()
         return structure.build(table.valid_views(self.log.length), self.shape, self.device)
