@@ -310,6 +310,17 @@ class TrajectoryRecorder:
 
         Raises:
             ValueError: the mask is not of n environments.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import LazyTensorStorage, TensorDictReplayBuffer
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+            >>> recorder = TrajectoryRecorder(buffer)
+            >>> recorder.record(torch.zeros(2), torch.tensor(1), 0.5, False, False, torch.ones(2))
+            >>> recorder.reset()  # the environment was reset in mid-episode
+            >>> recorder.record(torch.zeros(2), torch.tensor(1), 0.5, False, False, torch.ones(2))
+            >>> buffer[:]["episode"].tolist()
+            [0, 1]
         """
         chosen = (
             np.ones(self._count, dtype=np.bool_)

@@ -591,15 +591,32 @@ class ReplayBuffer(ComposedBuffer):
             saving.restore(self, path, allow_pickle=allow_pickle)
 
     def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+        """
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
     def dump(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+        """
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
     def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
-        """The same as :meth:`loads`."""
+        """The same as :meth:`loads`.
+
+        Args:
+            path: see :meth:`loads`.
+            allow_pickle: see there.
+        """
         self.loads(path, allow_pickle=allow_pickle)
 
 

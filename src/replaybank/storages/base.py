@@ -86,7 +86,11 @@ class Storage(Stateful):
         return self._log.rows
 
     def rows_with(self, columns: tuple[int, ...]) -> int:
-        """The capacity along time that it has, or will have once it holds items in such columns."""
+        """The capacity along time that it has, or will have once it holds items in such columns.
+
+        Args:
+            columns: sizes of the dimensions behind time.
+        """
         return self.rows
 
     @property
@@ -399,6 +403,9 @@ class Storage(Stateful):
     def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
         """Where the rows of a state come to lie when this storage loads it; None: where they were. O(1).
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+
         Raises:
             ValueError: there are more than this storage has room for.
         """
@@ -407,6 +414,9 @@ class Storage(Stateful):
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
 
         Raises:
             ValueError: the state does not fit; nothing has been changed.

@@ -40,7 +40,11 @@ class Writer(Stateful):
         self._counted_from = 0
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to ``storage`` from now on."""
+        """Write to ``storage`` from now on.
+
+        Args:
+            storage: it may hold items; its cursor stays where it is.
+        """
         self._storage = storage
 
     @property
@@ -71,6 +75,9 @@ class Writer(Stateful):
     def add(self, data: Any) -> Any:
         """Write one item, or one time row of all columns.
 
+        Args:
+            data: the item, without a batch dimension.
+
         Returns:
             Where it went: an int, or int64 ``[items, ndim]`` for more dimensions; None if it was not kept.
         """
@@ -79,12 +86,19 @@ class Writer(Stateful):
     def extend(self, data: Any) -> Tensor:
         """Write a batch.
 
+        Args:
+            data: items ``[B, ...]``, as the storage takes them.
+
         Returns:
             Where each item went: int64 ``[B]``, or ``[items, ndim]``, time-major, for more dimensions.
         """
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """The storage was emptied. The cursor is the log's; the count starts again, if wanted."""
+        """The storage was emptied. The cursor is the log's; the count starts again, if wanted.
+
+        Args:
+            empty_write_count: count writes from zero again.
+        """
         if empty_write_count:
             self._counted_from = self.storage.log.total
 
@@ -93,13 +107,21 @@ class Writer(Stateful):
         return {"write_count": 0 if self._storage is None else self.write_count}
 
     def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
-        """A state of such a writer for a storage whose rows have moved; that itself is not changed."""
+        """A state of such a writer for a storage whose rows have moved; that itself is not changed.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+            move: where the rows come to lie.
+        """
         return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state, once the storage has taken over its own.
 
         What the storage's log has counted may be more than it had when the state was saved.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
 
         Raises:
             DataFormatError: it is no such state; nothing has been changed.

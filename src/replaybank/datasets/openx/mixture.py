@@ -297,6 +297,9 @@ class OpenXMixture(IterableDataset[Any], Stateful):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was taken.
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+
         Raises:
             ValueError: the state is of another mixture, or of another share of the readers.
         """
