@@ -201,9 +201,9 @@ class _Frames:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def encoded(self) -> list[bytes]:
-        """The frames encoded anew."""
-        return [encode_frame(frame.transpose(1, 2, 0), *_form(frame)) for frame in self._frames]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Frames ``start`` to ``stop`` encoded anew."""
+        return [encode_frame(frame.transpose(1, 2, 0), *_form(frame)) for frame in self._frames[start:stop]]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """The frames, channels last."""

@@ -42,8 +42,8 @@ class Images(Protocol):
         """Number of frames, one a step."""
         ...
 
-    def encoded(self) -> Sequence[bytes]:
-        """The frames as they are stored (JPEG or PNG), one ``bytes`` a step."""
+    def encoded(self, start: int = 0, stop: int | None = None) -> Sequence[bytes]:
+        """Frames ``start`` to ``stop`` as they are stored (JPEG or PNG), one ``bytes`` a step."""
         ...
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
