@@ -23,6 +23,7 @@ from replaybank.datasets.openx.files import (
     EPISODES,
     MANIFEST,
     METADATA,
+    NAMES,
     PROGRESS,
     ROWS,
     STRINGS,
@@ -65,6 +66,8 @@ def plan(
         kinds={leaf.key: leaf.kind for leaf in leaves.values() if leaf.kind != "tensor"},
         file_sizes={STRINGS: 0, METADATA: 0, **{frames_name(number): 0 for number in range(len(kept))}},
         encoded=kept,
+        label_names={leaf.key: leaf.labels for leaf in leaves.values() if leaf.labels},
+        dim_names={leaf.key: leaf.names for leaf in leaves.values() if leaf.names},
     )
 
 
@@ -179,7 +182,8 @@ class DatasetBuilder:
                     f"which is another than this one of {manifest.name!r} ({manifest.split}): choose another "
                     f"folder; {ANEW}"
                 )
-            return progress
+            # One that an earlier release began does not tell names.
+            return replace(progress, **{name: getattr(manifest, name) for name in NAMES})
         self._write_progress(manifest)
         return manifest
 

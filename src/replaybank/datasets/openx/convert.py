@@ -24,6 +24,7 @@ from replaybank.datasets.openx.sources.base import (
     Key,
     Shard,
     kind_of,
+    metadata_fields_of,
     notes_of,
 )
 from replaybank.datasets.openx.sources.download import DownloadedSource
@@ -179,7 +180,13 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     if isinstance(corrections, Corrections):
         origin["corrections"] = corrections.to_json()
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
-    wanted = replace(wanted, faults=dict.fromkeys(notes_of(source), 1))
+    wanted = replace(
+        wanted,
+        faults=dict.fromkeys(notes_of(source), 1),
+        metadata_label_names={
+            key: spec.labels for key, spec in metadata_fields_of(source).items() if spec.labels
+        },
+    )
     if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):

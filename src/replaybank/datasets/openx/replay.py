@@ -293,6 +293,23 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             raise refusal("The number of episodes is not known")
         return number
 
+    @property
+    def label_names(self) -> dict[Key, tuple[str, ...]]:
+        """Names of the classes that the numbers of an entry stand for, by key, in the order of the numbers.
+
+        Those of :meth:`metadata` are in ``replay.dataset.manifest.metadata_label_names``.
+        """
+        if self._streamed is not None:
+            return {key: leaf.labels for key, leaf in self._streamed.leaves.items() if leaf.labels}
+        return dict(self.dataset.manifest.label_names)
+
+    @property
+    def dim_names(self) -> dict[Key, tuple[str, ...]]:
+        """Names of the numbers along an entry's last dimension, such as joints, by key."""
+        if self._streamed is not None:
+            return {key: leaf.names for key, leaf in self._streamed.leaves.items() if leaf.names}
+        return dict(self.dataset.manifest.dim_names)
+
     def episode(self, number: int) -> Any:
         """All steps of one episode, ``[T]``. O(T).
 
