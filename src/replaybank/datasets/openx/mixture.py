@@ -18,6 +18,7 @@ from replaybank.datasets.openx.common import CommonEntries, example_of
 from replaybank.datasets.openx.options import Slicing, slicing_of, streams
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sharding import Share, rank_share, worker_share
+from replaybank.datasets.openx.skipping import OnError, good_episodes
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, WORKERS, seed_of
@@ -67,6 +68,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         images: as there.
         image_keys: by id, the cameras to read.
         num_workers: threads that decode, of each dataset.
+        on_error: as there.
         generator: gives the seed; ``None``: torch's global one.
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
@@ -109,6 +111,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         images: Literal["raw", "encoded"] = "raw",
         image_keys: Mapping[str, Sequence[str | Key]] | None = None,
         num_workers: int | None = None,
+        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -144,6 +147,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
                 images=images,
                 image_keys=None if image_keys is None else image_keys.get(name),
                 num_workers=num_workers,
+                on_error=on_error,
                 generator=torch.Generator().manual_seed(self._seed + place),
                 rank=self._share.number,
                 world_size=self._share.of,
@@ -356,7 +360,7 @@ def steps_of(dataset: OpenXExperienceReplay) -> float:
         return float(sum(declared))
     lengths = []
     for shard in stream.shards:
-        for episode in stream.source.episodes(shard):
+        for episode in good_episodes(stream.source, shard, skip=stream.skip):
             lengths.append(episode.length)
             if len(lengths) == LENGTHS_SEEN:
                 break

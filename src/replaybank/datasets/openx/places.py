@@ -11,6 +11,7 @@ from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.corrections import corrected
 from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.options import is_path
+from replaybank.datasets.openx.skipping import OnError
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.open import is_origin, open_source
 from replaybank.datasets.openx.sources.origins import is_repository
@@ -32,6 +33,7 @@ def stored_at(
     images: Literal["raw", "encoded"],
     num_workers: int | None,
     allow_missing: bool,
+    on_error: OnError,
 ) -> Path:
     """The folder of the converted dataset, converting it first where an origin is given or to be found."""
     named = source is None or (isinstance(source, str) and is_origin(source))
@@ -62,6 +64,7 @@ def stored_at(
         images=images,
         num_workers=num_workers,
         allow_missing=allow_missing,
+        on_error=on_error,
     )
     return folder
 

@@ -18,13 +18,14 @@ from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.cut import join
-from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.files import Skipped, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
 from replaybank.datasets.openx.places import stored_at, streamed_from
 from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.rows import TrajectoryRows
 from replaybank.datasets.openx.sharding import rank_share
+from replaybank.datasets.openx.skipping import OnError, check_on_error
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
@@ -111,6 +112,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         image_keys: cameras to read, by path or name; all by default.
         num_workers: threads that decode, of a conversion or of a stream (0: the caller itself).
         allow_missing: of a ``source`` that lacks files which it declares, take what is there.
+        on_error: ``"raise"`` stops at a record that cannot be read; ``"skip"``, of a conversion or a stream,
+            leaves it out: :attr:`skipped` has all such records, and a stream warns of the first of each file.
         generator: source of all random draws; ``None``: torch's global one. A stream draws its seed from it.
         rank: number of this reader among ``world_size``; streamed only.
         world_size: readers that share the episodes of a stream; both by default those of
@@ -182,6 +185,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         image_keys: Sequence[str | tuple[str, ...]] | None = None,
         num_workers: int | None = None,
         allow_missing: bool = False,
+        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -190,6 +194,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         streaming = streams(streaming, download)
         if images not in ("raw", "encoded"):
             raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
+        skip = check_on_error(on_error)
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
         replacement = check_replacement(
             replacement,
@@ -228,6 +233,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 threads=num_workers,
                 buffer_bytes=buffer_bytes,
                 generator=generator,
+                skip=skip,
             )
             super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
             return
@@ -241,6 +247,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             images=images,
             num_workers=num_workers,
             allow_missing=allow_missing,
+            on_error=on_error,
         )
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
@@ -292,6 +299,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         if number is None:
             raise refusal("The number of episodes is not known")
         return number
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Records that could not be read and were left out, with ``on_error="skip"``.
+
+        Of a stream those that this process has come by so far, each once; a state has them too.
+        """
+        if self._streamed is not None:
+            return self._streamed.stream.skipped.all()
+        return self.dataset.manifest.skipped
 
     @property
     def label_names(self) -> dict[Key, tuple[str, ...]]:
