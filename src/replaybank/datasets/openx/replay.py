@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import order, sampler_for, trajectories
+from replaybank.datasets.openx.stored_share import ShareSampler, settle_in_worker, shared_sampler
 from replaybank.datasets.openx.streamed import (
     BUFFER_BYTES,
     StreamedStorage,
@@ -115,9 +116,11 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         on_error: ``"raise"`` stops at a record that cannot be read; ``"skip"``, of a conversion or a stream,
             leaves it out: :attr:`skipped` has all such records, and a stream warns of the first of each file.
         generator: source of all random draws; ``None``: torch's global one. A stream draws its seed from it.
-        rank: number of this reader among ``world_size``; streamed only.
-        world_size: readers that share the episodes of a stream; both by default those of
-            ``torch.distributed`` where it is initialised. The division does not depend on the seed.
+        rank: number of this reader among ``world_size``.
+        world_size: readers that share the episodes, so that each is one reader's; both by default those of
+            ``torch.distributed`` where it is initialised. The division does not depend on the seed. Stored,
+            it is fixed, by the lengths of the episodes, and is about what is drawn and iterated over: by
+            number, every rank reads everything.
         buffer_bytes: encoded episodes, in bytes, from which a stream draws; more of them shuffle better. They
             are read before the first batch comes, and again after :meth:`load_state_dict`.
 
@@ -207,6 +210,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         self.shuffle = bool(shuffle)
         self._slicing = slicing
         share = rank_share(rank, world_size)
+        if sampler is not None and rank is not None:
+            raise ValueError("a sampler of your own draws from all episodes: leave rank and world_size out")
         parts: dict[str, Any] = {
             "writer": writer if writer is not None else ImmutableDatasetWriter(),
             "collate_fn": collate_fn if collate_fn is not None else _identity,
@@ -248,10 +253,14 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             num_workers=num_workers,
             allow_missing=allow_missing,
             on_error=on_error,
+            ranks=share.of,
         )
+        self.dataset = DatasetStorage(self.path, image_keys)
+        self._settled = False
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
-        self.dataset = DatasetStorage(self.path, image_keys)
+            if share.of > 1:
+                sampler = shared_sampler(sampler, share, self.dataset.manifest)
         there = self.dataset.manifest
         if there.split != split:
             raise ValueError(
@@ -442,11 +451,15 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """
         if self._streamed is not None:
             return self._pass(self._streamed)
+        self._settle()
+        if self._part is not None and not len(self._part):
+            return iter(())
         if self.batch_size is None:
             return self._trajectories()
         if self.sampler.exhaustible:
             return super().__iter__()
-        return (self.sample() for _ in range(max(1, len(self) // self.batch_size)))
+        steps = len(self) if self._part is None else int(self.dataset.bounds[self._part, 1].sum())
+        return (self.sample() for _ in range(max(1, steps // self.batch_size)))
 
     def _pass(self, sampler: StreamSampler) -> Iterator[Any]:
         """One epoch of a stream."""
@@ -495,10 +508,39 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Take every random draw from another source. A stream begins anew, in the order that it says."""
+        self._settle()
         super().set_rng(generator)
         if self._streamed is not None:
             with self._lock.lock:
                 self._streamed.reseed(seed_of(generator))
+
+    # --- stored, and shared out ------------------------------------------------------------------------
+
+    @property
+    def _part(self) -> Tensor | None:
+        """Numbers of the episodes that this reader draws from and iterates over; None: all."""
+        sampler = self._sampler
+        return sampler.numbers(self.dataset.bounds[:, 1]) if isinstance(sampler, ShareSampler) else None
+
+    def _settle(self) -> None:
+        """In a worker of a ``DataLoader``, take a part of what is stored, if that has not been done yet."""
+        if torch.utils.data.get_worker_info() is not None and not self.streaming and not self._settled:
+            self._settled = True
+            settle_in_worker(self)
+
+    def _next_batch(self, batch_size: int | None, info_in_sample: bool | None = None) -> Batch:
+        self._settle()
+        return super()._next_batch(batch_size, info_in_sample)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of any buffer; where a stream or a share stands included."""
+        self._settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As of any buffer; of a share, a state of the same one."""
+        self._settle()
+        super().load_state_dict(state_dict)
 
     def close(self) -> None:
         """End all background threads but those of iterators in use. The dataset can still be used."""
@@ -521,11 +563,13 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
+        part = self._part
         if isinstance(self._storage, TrajectoryRows):
-            return map(self.__getitem__, order(self.num_episodes, self.shuffle, self.generator).tolist())
-        groups = trajectories(
-            self.dataset.bounds, self._slicing, shuffle=self.shuffle, generator=self.generator
-        )
+            numbers = torch.arange(self.num_episodes) if part is None else part
+            turns = order(len(numbers), self.shuffle, self.generator)
+            return map(self.__getitem__, numbers[turns].tolist())
+        bounds = self.dataset.bounds if part is None else self.dataset.bounds[part]
+        groups = trajectories(bounds, self._slicing, shuffle=self.shuffle, generator=self.generator)
         return map(self._slices, groups)
 
     def _slices(self, parts: list[Tensor]) -> Any:
