@@ -80,11 +80,19 @@ def number_findings(
             len(constant),
             tuple(constant),
         )
-    if cut:
+    if cut and action:
         yield Finding(
             "warning",
-            f"{kind.capitalize()} numbers were cut off at a limit: {cut_values:,} values lie exactly there.",
+            f"Action numbers were cut off at a limit: {cut_values:,} values lie exactly there.",
             "What was meant beyond the limit is lost. Normalise with the limits, not with the deviation.",
+            cut_values,
+            tuple(cut),
+        )
+    elif cut:
+        yield Finding(
+            "note",
+            f"State numbers stop at a limit: {cut_values:,} values lie exactly there.",
+            "A joint at its end stop looks like that, and so does a sensor that can show no more.",
             cut_values,
             tuple(cut),
         )

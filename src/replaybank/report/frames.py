@@ -31,8 +31,9 @@ class Rung(NamedTuple):
 
 
 LADDER: Final = (
-    Rung(320, 80, 60),
-    Rung(256, 75, 60),
+    Rung(320, 92, 60),
+    Rung(320, 84, 60),
+    Rung(256, 80, 60),
     Rung(224, 72, 48),
     Rung(192, 70, 40),
     Rung(160, 65, 32),
@@ -43,8 +44,9 @@ LADDER: Final = (
     Rung(32, 40, 3),
 )
 """From good to small; the first that fits into the page is taken."""
-KEPT_QUALITY: Final = 90
+KEPT_QUALITY: Final = 95
 """Of the frames that wait in memory until it is known how much room there is."""
+_FINE: Final = 90  # from this quality on colours are kept as sharp as brightness
 BLOCK: Final = 16
 """Pixels of a JPEG's blocks: cells of whole blocks do not run into each other."""
 MARGIN: Final = 4
@@ -170,7 +172,10 @@ def _shrunk(pixels: Pixels, side: int) -> Pixels:
 def _jpeg(pixels: Pixels, quality: int) -> bytes:
     import simplejpeg
 
-    made: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=quality, colorspace="RGB")
+    colours = "444" if quality >= _FINE else "420"
+    made: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=colours
+    )
     return made
 
 

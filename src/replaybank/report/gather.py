@@ -26,7 +26,7 @@ from replaybank.report.checks import (
     Times,
 )
 from replaybank.report.findings import LEVELS, MOST_PLACES, Check, Finding
-from replaybank.report.look import REWARDS, About, Look, Roles, name_of
+from replaybank.report.look import REWARDS, STATES, About, Look, Roles, name_of
 
 MOST_NUMBERS: Final = 64
 """Of an entry whose distribution is shown: joints fit, embeddings do not."""
@@ -143,7 +143,7 @@ def gather(looks: Iterable[Look], roles: Roles, about: About, *, episodes: int, 
             if isinstance(texts, list):
                 found.texts[key].update(set(texts))
         _note_ends(look, found.ends)
-        reward = look.first_of(REWARDS)
+        reward = look.first_of(REWARDS if about.rewarded else ())
         if reward is not None:
             rewards.append(reward.astype(np.float64))
             returns.append(float(rewards[-1].sum()))
@@ -199,13 +199,14 @@ def add_findings(found: Gathered, about: About) -> None:
 def labels_of(key: Key, count: int, names: Mapping[Key, Sequence[str]]) -> list[str]:
     """A name for each number of an entry: the data's own where it has as many.
 
-    >>> labels_of(("action",), 2, {}), labels_of(("action",), 2, {("action",): ("x", "y")})
-    (['action[0]', 'action[1]'], ['x', 'y'])
+    >>> labels_of(("observation", "state"), 2, {}), labels_of(("action",), 2, {("action",): ("x", "y")})
+    (['state[0]', 'state[1]'], ['x', 'y'])
     """
     own = names.get(key, ())
     if len(own) == count:
         return list(own)
-    return [f"{name_of(key)}[{n}]" for n in range(count)] if count > 1 else [name_of(key)]
+    name = name_of(key[1:] if len(key) > 1 and key[0] in STATES else key)
+    return [f"{name}[{n}]" for n in range(count)] if count > 1 else [name]
 
 
 def _note_ends(look: Look, ends: dict[str, int]) -> None:

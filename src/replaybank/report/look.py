@@ -47,7 +47,8 @@ ENDS: Final = frozenset(
 )
 REWARDS: Final[tuple[Key, ...]] = (NEXT_REWARD, ("reward",))
 """Where a reward may be, the first that there is."""
-_STATES: Final = frozenset({"observation", "obs", "state", "observations"})
+STATES: Final = frozenset({"observation", "obs", "state", "observations"})
+"""What people call what is observed."""
 _TIMES: Final = frozenset({"timestamp", "timestamps", "time"})
 
 
@@ -244,20 +245,20 @@ class Roles:
         times = [key for key in numbers if key and key[-1] in _TIMES]
         numbers = [key for key in numbers if key not in times and key not in REWARDS]
         action = [key for key in numbers if key and key[0] == "action"]
-        state = [key for key in numbers if key and key[0] in _STATES]
+        state = [key for key in numbers if key and key[0] in STATES]
         return cls(
             tuple(action),
             tuple(state),
             tuple(key for key in numbers if key not in action and key not in state),
             tuple(e.key for e in entries if e.kind == "text" and e.looked and not _is_next(e.key)),
-            tuple(e.key for e in entries if e.kind == "image" and e.looked and not _is_next(e.key)),
+            tuple(sorted(e.key for e in entries if e.kind == "image" and e.looked and not _is_next(e.key))),
             tuple(times),
         )
 
 
 def _is_next(key: Key) -> bool:
     """Whether an entry is the observation of the next step, which is looked at there."""
-    return len(key) > 1 and key[0] == "next" and key[1] in _STATES
+    return len(key) > 1 and key[0] == "next" and key[1] in STATES
 
 
 def name_of(key: Key) -> str:

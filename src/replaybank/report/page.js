@@ -16,7 +16,14 @@
     parent.append(node);
     return node;
   };
-  const shown = (value) => (value === null ? "NaN" : Number.isInteger(value) ? String(value) : value.toPrecision(3)).replace("-", "\u2212");
+  // As many digits as tell a part in a hundred of the number's range: what is 3e-17 in one of 0.1 reads as 0.
+  const shown = (value, span) => {
+    if (value === null) return "NaN";
+    if (Number.isInteger(value)) return String(value).replace("-", "\u2212");
+    const digits = Math.min(8, Math.max(0, 3 - Math.ceil(Math.log10(span || 1))));
+    const text = Math.abs(value) >= 1e6 || digits > 6 ? value.toExponential(1) : value.toFixed(digits);
+    return (Number(text) === 0 ? "0" : text).replace("-", "\u2212");
+  };
   const lastAt = (list, step, of) => { let k = 0; while (k + 1 < list.length && of(list[k + 1]) <= step) k++; return k; };
 
   const traces = (box, data) => {
@@ -51,9 +58,9 @@
         const from = Math.min(Math.max(0, number.low), number.high), known = now === null ? from : now;
         bar.style.left = `${100 * (Math.min(from, known) - number.low) / span}%`;
         bar.style.width = `${Math.max(100 * Math.abs(known - from) / span, 2)}%`;
-        value.textContent = shown(now);
+        value.textContent = shown(now, span);
       }
-      if (reward) reward.textContent = shown(data.reward[place]);
+      if (reward) reward.textContent = shown(data.reward[place], Math.abs(data.reward[place]));
     };
   };
 

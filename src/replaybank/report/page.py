@@ -71,12 +71,14 @@ def plotted(about: About, roles: Roles, found: Gathered) -> Plotted:
 
 def _figures(about: About, found: Gathered, plotter: Plotter) -> list[dict[str, str]]:
     figures = []
-    episodes = "episode" if about.episodic else "stretch"
     lengths = about.lengths
     data = histogram(lengths)
     if data is not None and about.episodic:
-        text = f"From {lengths.min():,} to {lengths.max():,} steps, median {np.median(lengths):,g}."
-        plot = plotter.wide(data, f"Lengths of episodes. {text}", f"steps of an {episodes}")
+        text = f"All have {lengths[0]:,} steps."
+        plot = ""
+        if data.single is None:
+            text = f"From {lengths.min():,} to {lengths.max():,} steps, median {np.median(lengths):,g}."
+            plot = plotter.wide(data, f"Lengths of episodes. {text}", "steps of an episode")
         figures.append({"title": "Lengths of episodes", "text": text, "plot": plot})
     good = found.rewards[np.isfinite(found.rewards)]
     if len(good) and good.any():
@@ -88,8 +90,10 @@ def _figures(about: About, found: Gathered, plotter: Plotter) -> list[dict[str, 
         data = histogram(found.returns)
         if data is not None and about.episodic:
             finite = found.returns[np.isfinite(found.returns)]
-            text = f"Mean {finite.mean():.4g}, deviation {finite.std():.4g}."
-            plot = plotter.wide(data, f"Returns of episodes. {text}", "sum of an episode's rewards")
+            text, plot = f"All are {finite[0]:.4g}.", ""
+            if data.single is None:
+                text = f"Mean {finite.mean():.4g}, deviation {finite.std():.4g}."
+                plot = plotter.wide(data, f"Returns of episodes. {text}", "sum of an episode's rewards")
             figures.append({"title": "Returns", "text": text, "plot": plot})
     return figures
 
@@ -123,7 +127,11 @@ def render(
     from replaybank import __version__
 
     rate = min(max(about.rate or DEFAULT_RATE, _SLOWEST), _FASTEST)
-    players = [replace(player, data={**player.data, "rate": rate}) for player in players]
+    here = about.path.rstrip("/") + "/"
+    players = [
+        replace(player, where=player.where.replace(here, ""), data={**player.data, "rate": rate})
+        for player in players
+    ]
     cameras = _cameras(about.entries, roles, players)
     counts = Counter(finding.level for finding in found.findings)
     script = _text("page.js")
@@ -140,7 +148,10 @@ def render(
         ],
         tiles=_tiles(about, found),
         sections=_sections(made, players, cameras, found, about),
-        findings=[{**vars(f), "more": n} for f, n in zip(found.findings, more, strict=True)],
+        findings=[
+            {**vars(f), "more": n, "where": [place.replace(here, "") for place in f.where]}
+            for f, n in zip(found.findings, more, strict=True)
+        ],
         levels=[(level, counts[level]) for level in LEVELS if counts[level]],
         draws=made.draws,
         players=players,

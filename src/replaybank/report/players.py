@@ -95,6 +95,7 @@ class Cast:
         roles: of the entries.
         names: of the numbers of entries.
         values: of all episodes, for the range of each number.
+        rewarded: whether the data has rewards.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class Cast:
         roles: Roles,
         names: Mapping[Key, Sequence[str]],
         values: Mapping[Key, npt.NDArray[Any]],
+        rewarded: bool,
     ) -> None:
+        self._rewards = REWARDS if rewarded else ()
         self._looks, self._roles = looks, roles
         self._names, self._values = names, values
         self._strips: dict[tuple[int, Key], Strip] = {}
@@ -158,7 +161,7 @@ class Cast:
                 low, high = _range(of_all[:, n])
                 values = [_short(value) for value in flat[steps, n].tolist()]
                 numbers.append({"name": label, "low": low, "high": high, "values": values})
-        reward = look.first_of(REWARDS)
+        reward = look.first_of(self._rewards)
         texts = {key: look.columns.get(key) for key in self._roles.texts}
         told = [_changes(column, steps) for column in texts.values() if isinstance(column, list)]
         data = {

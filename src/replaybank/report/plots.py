@@ -17,7 +17,7 @@ BINS: Final = 40
 MOST_BARS: Final = 24
 """Whole numbers that differ so little get a bar each."""
 
-WIDTH, HEIGHT = 260, 92
+WIDTH, HEIGHT = 190, 82
 """Of a small plot, in CSS pixels: at this size its type is as large as the page's small print."""
 WIDE: Final = (420, 170)
 """Of a large one."""
@@ -41,13 +41,15 @@ class Histogram:
         counts: of each bin.
         edges: of the bins, one more.
         marks: values to be marked: the quantiles.
-        whole: a bin is one whole number.
+        whole: a bin is one value, and is drawn as a bar.
+        single: the only value there is.
     """
 
     counts: npt.NDArray[np.int64]
     edges: npt.NDArray[np.float64]
     marks: tuple[float, ...] = ()
     whole: bool = False
+    single: float | None = None
 
 
 def histogram(values: npt.NDArray[Any], marks: Sequence[float] = ()) -> Histogram | None:
@@ -62,17 +64,23 @@ def histogram(values: npt.NDArray[Any], marks: Sequence[float] = ()) -> Histogra
     low, high = float(good.min()), float(good.max())
     shown = tuple(float(mark) for mark in marks if np.isfinite(mark))
     if low == high:
-        pad = abs(low) * 0.5 or 0.5
-        return Histogram(np.array([len(good)]), np.array([low - pad, low + pad]), shown)
+        return _single(low, len(good))
     whole = high - low < MOST_BARS and bool((good == np.round(good)).all())
     if whole:
         edges = np.arange(low - 0.5, high + 1.0)
     else:
         edges = np.linspace(low, high, BINS + 1)
         if not (np.diff(edges) > 0).all():  # two neighbouring floats
-            return Histogram(np.array([len(good)]), np.array([low - 0.5, high + 0.5]), shown)
+            return _single(low, len(good))
     counts, _ = np.histogram(good, edges)
     return Histogram(counts.astype(np.int64), edges, shown, whole)
+
+
+def _single(value: float, count: int) -> Histogram:
+    """One bar in the middle, for a value that never changes."""
+    pad = abs(value) * 0.25 or 0.5
+    edges = value + pad * np.array([-3.0, -1.0, 1.0, 3.0])
+    return Histogram(np.array([0, count, 0]), edges, (), True, value)
 
 
 def log_histogram(values: npt.NDArray[Any]) -> Histogram | None:
@@ -145,8 +153,10 @@ class Plotter:
 
 def _bars(axes: Any, data: Histogram) -> None:
     if data.whole:
-        middle = (data.edges[:-1] + data.edges[1:]) / 2
-        axes.bar(middle, data.counts, 0.8, color=_FILL, linewidth=0)
+        there = data.counts > 0
+        middle = ((data.edges[:-1] + data.edges[1:]) / 2)[there]
+        width = 0.8 * float(data.edges[1] - data.edges[0])
+        axes.bar(middle, data.counts[there], width, color=_FILL, edgecolor=_LINE, linewidth=1)
     else:
         axes.stairs(data.counts, data.edges, fill=True, color=_FILL, linewidth=0)
         axes.stairs(data.counts, data.edges, color=_LINE, linewidth=1.2, baseline=None)
@@ -156,7 +166,7 @@ def _bars(axes: Any, data: Histogram) -> None:
 
 def _frame(axes: Any, data: Histogram, *, counts: bool, log: bool) -> None:
     """One line to stand on, and few numbers."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     low, high = data.edges[0], data.edges[-1]
     pad = (high - low) * 0.02
@@ -166,8 +176,13 @@ def _frame(axes: Any, data: Histogram, *, counts: bool, log: bool) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_RULE)
     axes.tick_params(length=0, pad=4)
-    axes.xaxis.set_major_locator(MaxNLocator(5 if counts else 3, integer=data.whole or log))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value) if log else f"{value:.4g}"))
+    if data.single is not None:
+        axes.xaxis.set_major_locator(FixedLocator([data.single]))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5 if counts else 3, integer=data.whole or log))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: _power(value) if log else f"{value:.4g}".replace("-", "\N{MINUS SIGN}"))
+    )
     if counts:
         axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
@@ -178,7 +193,7 @@ def _frame(axes: Any, data: Histogram, *, counts: bool, log: bool) -> None:
 
 
 def _power(value: float) -> str:
-    return f"1e{value:.0f}" if abs(value) > 3 else f"{10.0**value:g}"
+    return f"1e{value:.0f}".replace("-", "\N{MINUS SIGN}") if abs(value) > 3 else f"{10.0**value:g}"
 
 
 def short_count(value: float) -> str:
@@ -200,8 +215,8 @@ _STYLE: Final[dict[str, Any]] = {
     "axes.labelcolor": _TEXT,
     "xtick.color": _TEXT,
     "ytick.color": _TEXT,
-    "xtick.labelsize": 10.5,
-    "ytick.labelsize": 10.5,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
     "figure.dpi": _DOTS,
 }
 

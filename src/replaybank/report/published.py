@@ -80,7 +80,9 @@ class PublishedSubject:
                 ):
                     self._whole = False
                     break
-                look = self._look(episode, first[number] + record if all_known else self._looked)
+                named = episode.metadata.get(("episode_index",))  # as LeRobot counts, with gaps where files are not
+                at = int(named) if named is not None else first[number] + record if all_known else self._looked
+                look = self._look(episode, at)
                 here += 1
                 taken_steps += min(episode.length, MOST_STEPS)
                 taken_bytes += episode.record_bytes or held_bytes(episode)

@@ -102,7 +102,7 @@ def _page(subject: Subject, episodes: int, most: int, seed: int, progress: Progr
     about = subject.about()
     add_findings(found, about)
     made = plotted(about, roles, found)
-    cast = Cast(found.shown, roles, about.names, found.values)
+    cast = Cast(found.shown, roles, about.names, found.values, about.rewarded)
 
     def page_with(room: int) -> bytes:
         sheets, words = cast.sheets(room)
