@@ -17,17 +17,14 @@ from replaybank.datasets.openx.sources.base import Key
 from replaybank.datasets.openx.summary import folder_bytes
 from replaybank.errors import DataFormatError, UnsafePickleError
 from replaybank.report.look import (
-    ENDS,
     LOOKED_STEPS,
     MOST_STEPS,
     REWARDS,
     About,
-    Entry,
     Frames,
     Look,
     Progress,
     Sampling,
-    name_of,
 )
 from replaybank.report.sampling import samplings_of
 from replaybank.report.stored_items import Items, items_of
@@ -237,9 +234,10 @@ class BufferSubject:
         )
 
     def _in_words(self) -> str:
-        what = "trajectories" if all(part.episodic for part in self._parts) else f"stretches of {STRETCH} steps"
+        episodic = all(part.episodic for part in self._parts)
+        what = "trajectories" if episodic else f"stretches of {STRETCH} steps"
         if self._looked == self._trajectories:
-            return f"all {self._looked:,} {what}"
+            return f"all {self._looked:,} trajectories" if episodic and self._looked != 1 else "everything"
         return f"{self._looked:,} of {self._trajectories:,} {what}, drawn at random (seed {self._seed})"
 
 
@@ -292,5 +290,3 @@ def _frames(items: Items, key: Key, first: int, column: int) -> Frames:
         return items.frames(key, [(first + step) % items.log.length for step in steps], column)
 
     return read
-
-

@@ -46,9 +46,7 @@ def clipped(values: npt.NDArray[Any]) -> tuple[int, int]:
     return (low if low >= enough else 0), (high if high >= enough else 0)
 
 
-def number_findings(
-    labels: Sequence[str], values: npt.NDArray[Any], *, action: bool
-) -> Iterator[Finding]:
+def number_findings(labels: Sequence[str], values: npt.NDArray[Any], *, action: bool) -> Iterator[Finding]:
     """What is odd about the numbers of an entry.
 
     Args:
@@ -69,7 +67,9 @@ def number_findings(
         low, high = clipped(column) if values.dtype.kind == "f" else (0, 0)
         cut_values += low + high
         sides = [(low, good.min() if len(good) else 0), (high, good.max() if len(good) else 0)]
-        cut += [f"{label} is exactly {side:g} in {n / steps:.1%} of the steps ({n:,})" for n, side in sides if n]
+        cut += [
+            f"{label} is exactly {side:g} in {n / steps:.1%} of the steps ({n:,})" for n, side in sides if n
+        ]
     kind = "action" if action else "state"
     if constant:
         yield Finding(
@@ -116,7 +116,8 @@ def priority_findings(sampling: Sampling) -> Iterator[Finding]:
         if never:
             yield Finding(
                 "note" if never < len(weights) else "problem",
-                f"{never:,} of {len(weights):,} items have the priority 0 and are never drawn ({sampling.name}).",
+                f"{never:,} of {len(weights):,} items have the priority 0 and are never drawn "
+                f"({sampling.name}).",
                 "A priority above 0 brings them back; eps above 0 keeps it from happening.",
                 never,
                 _places_of(weights == 0),

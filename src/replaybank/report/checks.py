@@ -82,7 +82,9 @@ class Rewards:
     def findings(self) -> Iterator[Finding]:
         """One at most."""
         if not self._there:
-            yield Finding("note", "The data has no rewards.", "Imitation needs none; a value has no target here.")
+            yield Finding(
+                "note", "The data has no rewards.", "Imitation needs none; a value has no target here."
+            )
         elif self._steps and not self._some:
             yield Finding(
                 "warning",
@@ -207,7 +209,9 @@ class Times:
             usual = float(np.median(np.concatenate([gap for _, gap in gaps])))
             places = Places()
             for look, gap in gaps:
-                bad = np.nonzero((gap > JUMP * usual) | (gap <= 0))[0] if usual > 0 else np.nonzero(gap < 0)[0]
+                bad = (
+                    np.nonzero((gap > JUMP * usual) | (gap <= 0))[0] if usual > 0 else np.nonzero(gap < 0)[0]
+                )
                 if len(bad):
                     first = int(bad[0])
                     place = f"{episode(look)}, step {first + 1:,}: {gap[first]:+.4g} after the step before"

@@ -93,7 +93,9 @@ class Shown:
         return sorted(self._kept, key=lambda look: look.number)
 
 
-def gather(looks: Iterable[Look], roles: Roles, about: About, *, episodes: int, seed: int, of: int) -> Gathered:
+def gather(
+    looks: Iterable[Look], roles: Roles, about: About, *, episodes: int, seed: int, of: int
+) -> Gathered:
     """Go through episodes once. O(values); memory: the values of entries with few numbers.
 
     Args:

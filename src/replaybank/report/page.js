@@ -60,7 +60,7 @@
         bar.style.width = `${Math.max(100 * Math.abs(known - from) / span, 2)}%`;
         value.textContent = shown(now, span);
       }
-      if (reward) reward.textContent = shown(data.reward[place], Math.abs(data.reward[place]));
+      if (reward) reward.textContent = shown(data.reward[place], Math.abs(data.reward[place]) || 1);
     };
   };
 

@@ -82,7 +82,7 @@ def _figures(about: About, found: Gathered, plotter: Plotter) -> list[dict[str, 
         figures.append({"title": "Lengths of episodes", "text": text, "plot": plot})
     good = found.rewards[np.isfinite(found.rewards)]
     if len(good) and good.any():
-        text = f"From {good.min():.4g} to {good.max():.4g}; {np.mean(good != 0):.1%} of the steps have one that is not zero."
+        text = f"From {good.min():.4g} to {good.max():.4g}; {np.mean(good != 0):.1%} of the steps have one."
         data = histogram(good)
         if data is not None:
             plot = plotter.wide(data, f"Rewards of steps. {text}", "reward of a step")
@@ -155,10 +155,11 @@ def render(
         levels=[(level, counts[level]) for level in LEVELS if counts[level]],
         draws=made.draws,
         players=players,
-        shown_words=f"{len(players):,} drawn at random (seed {seed})",
+        shown_words=_shown_words(len(players), len(found.lengths), seed),
+        thing="episode" if about.episodic else "stretch",
         cameras=cameras,
         figures=made.figures,
-        ends=_ends(found),
+        ends=_ends(found) if about.episodic else [],
         numbers=made.numbers,
         texts=made.texts,
         seed=seed,
@@ -167,13 +168,21 @@ def render(
     return page
 
 
+def _shown_words(shown: int, of: int, seed: int) -> str:
+    if shown == of:
+        return "All of them." if shown > 1 else ""
+    return f"{shown:,} of {of:,} that were looked at, drawn at random (seed {seed})."
+
+
 def _tiles(about: About, found: Gathered) -> list[tuple[str, str, str]]:
     lengths = about.lengths
     episodes = "episodes" if about.episodic else "stretches"
     tiles = []
     if about.episodes is not None or len(lengths):
         known = about.episodes is not None
-        tiles.append((episodes, f"{about.episodes if known else len(lengths):,}", "" if known else "looked at"))
+        tiles.append(
+            (episodes, f"{about.episodes if known else len(lengths):,}", "" if known else "looked at")
+        )
     if about.steps is not None:
         tiles.append(("steps", f"{about.steps:,}", ""))
     elif len(lengths):
@@ -205,10 +214,11 @@ def _sections(
     sections = [("wrong", f"What is wrong ({len(found.findings)})")]
     sections += [(f"draws{n}", draw.name) for n, draw in enumerate(made.draws)]
     if players:
-        sections.append(("episodes", "Episodes"))
+        sections.append(("episodes", "Episodes" if about.episodic else "Stretches"))
     if cameras:
         sections.append(("cameras", "Cameras"))
-    sections.append(("lengths", "Lengths and rewards"))
+    if made.figures or about.episodic:
+        sections.append(("lengths", "Lengths and rewards"))
     sections += [(section.id, section.title) for section in made.numbers]
     if made.texts:
         sections.append(("texts", "Instructions"))
@@ -224,10 +234,7 @@ def _cameras(entries: Sequence[Entry], roles: Roles, players: Sequence[Player]) 
     for key in roles.cameras:
         entry = forms[key]
         rows: list[tuple[int, View]] = [
-            (player.number, view)
-            for player in players
-            for view in player.views
-            if view.name == name_of(key)
+            (player.number, view) for player in players for view in player.views if view.name == name_of(key)
         ]
         facts = " x ".join(map(str, entry.shape)) + f" {entry.dtype}"
         cameras.append({"name": entry.name, "facts": f"{entry.form} {facts}".strip(), "rows": rows})

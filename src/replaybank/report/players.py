@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ MOST_STEPS: Final = 600
 """Of a played episode: a slider on a phone has fewer places."""
 MOST_VALUES: Final = 16
 """Numbers of an action that are shown at every step."""
+MOST_SCALE: Final = 6
+"""Times its own size at which a frame is shown."""
 FILM: Final = 8
 """Frames of the strip below a slider."""
 MOST_CAMERAS: Final = 8
@@ -44,6 +46,11 @@ class View:
         """What shows one frame of the sheet."""
         x, y = self.sheet.position(frame)
         return f"aspect-ratio:{self.sheet.width}/{self.sheet.height};background-position:{x:.5%} {y:.5%}"
+
+    @property
+    def most(self) -> str:
+        """How large a frame is shown at most: small ones do not gain by it."""
+        return f"max-width:{MOST_SCALE * self.sheet.width}px"
 
     @property
     def ends(self) -> list[tuple[str, int, int]]:
@@ -96,6 +103,7 @@ class Cast:
         names: of the numbers of entries.
         values: of all episodes, for the range of each number.
         rewarded: whether the data has rewards.
+        progress: called after each camera of each episode.
     """
 
     def __init__(
@@ -105,6 +113,7 @@ class Cast:
         names: Mapping[Key, Sequence[str]],
         values: Mapping[Key, npt.NDArray[Any]],
         rewarded: bool,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._rewards = REWARDS if rewarded else ()
         self._looks, self._roles = looks, roles
@@ -112,6 +121,7 @@ class Cast:
         self._strips: dict[tuple[int, Key], Strip] = {}
         for place, look in enumerate(looks):
             for key in roles.cameras[:MOST_CAMERAS]:
+                progress()
                 if key in look.frames and look.steps:
                     try:
                         self._strips[place, key] = strip_of(look, look.frames[key])
@@ -173,7 +183,10 @@ class Cast:
             "views": [
                 {
                     "steps": view.sheet.steps,
-                    "places": [[round(100 * p, 3) for p in view.sheet.position(k)] for k in range(len(view.sheet.steps))],
+                    "places": [
+                        [round(100 * p, 3) for p in view.sheet.position(k)]
+                        for k in range(len(view.sheet.steps))
+                    ],
                 }
                 for view in views
             ],

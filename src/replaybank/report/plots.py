@@ -133,7 +133,14 @@ class Plotter:
         return self._draw(data, label, WIDE, axis, counts=True, log=log)
 
     def _draw(
-        self, data: Histogram, label: str, size: tuple[int, int], axis: str, *, counts: bool, log: bool = False
+        self,
+        data: Histogram,
+        label: str,
+        size: tuple[int, int],
+        axis: str,
+        *,
+        counts: bool,
+        log: bool = False,
     ) -> str:
         figure = self._figure
         figure.clear()
@@ -181,7 +188,9 @@ def _frame(axes: Any, data: Histogram, *, counts: bool, log: bool) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5 if counts else 3, integer=data.whole or log))
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: _power(value) if log else f"{value:.4g}".replace("-", "\N{MINUS SIGN}"))
+        FuncFormatter(
+            lambda value, _: _power(value) if log else f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+        )
     )
     if counts:
         axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -208,7 +217,7 @@ def short_count(value: float) -> str:
     return f"{value:g}"
 
 
-_STYLE: Final[dict[str, Any]] = {
+_STYLE: Final[Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "replaybank",
     "font.size": 11,

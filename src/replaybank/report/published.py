@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replaybank.datasets.openx.corrections import CorrectedSource
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Images, Key, Shard, held_bytes
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Images, Key, held_bytes
 from replaybank.datasets.openx.summary import SourceTally
 from replaybank.datasets.openx.ted import IS_INIT, Leaf, settle_shapes, ted_leaves, to_ted, widen_shapes
 from replaybank.datasets.openx.verify import Problem, readable_episodes
@@ -35,6 +35,7 @@ LOOKED_BYTES: Final = 1 << 30
 LOOKED_SHARDS: Final = 8
 """Files that are opened: more show more of the dataset, and each costs a read from its start."""
 
+
 class PublishedSubject:
     """The episodes of a source.
 
@@ -57,40 +58,52 @@ class PublishedSubject:
 
     def looks(self, seed: int, progress: Progress) -> Iterator[Look]:
         """The first episodes of shards drawn at random; all episodes of a small dataset."""
-        declared = [shard.episodes for shard in self._shards]
-        known = sum(count for count in declared if count is not None)
-        all_known = None not in declared and bool(declared)
-        small = all_known and known <= LOOKED_EPISODES
+        count = len(self._shards) if self._is_small() else min(len(self._shards), LOOKED_SHARDS)
         order = np.random.default_rng(seed).permutation(len(self._shards))
-        count = len(order) if small else min(len(order), LOOKED_SHARDS)
         chosen = sorted(order[:count].tolist())
-        each = LOOKED_EPISODES if small else math.ceil(LOOKED_EPISODES / max(count, 1))
-        expected = known if small else min(LOOKED_EPISODES, known if all_known else LOOKED_EPISODES)
-        self._seed, self._whole = seed, count == len(order)
+        each = LOOKED_EPISODES if self._is_small() else math.ceil(LOOKED_EPISODES / max(count, 1))
+        expected = min(LOOKED_EPISODES, self._declared or LOOKED_EPISODES)
+        self._seed, self._from, self._whole = seed, count, count == len(self._shards)
         steps = size = 0
-        first = [0, *np.cumsum([count or 0 for count in declared]).tolist()]
         for place, number in enumerate(chosen):
-            left, here = len(chosen) - place, 0
-            share_steps, share_bytes = (LOOKED_STEPS - steps) / left, (LOOKED_BYTES - size) / left
+            left = len(chosen) - place
             taken_steps = taken_bytes = 0
-            self._from += 1
-            for record, episode in readable_episodes(self._source, self._shards[number], self._problems):
-                if here >= each or (
-                    here and (taken_steps >= share_steps or taken_bytes >= share_bytes)
-                ):
+            for taken, (record, episode) in enumerate(self._episodes(number)):
+                enough = (
+                    taken_steps * left >= LOOKED_STEPS - steps or taken_bytes * left >= LOOKED_BYTES - size
+                )
+                if taken >= each or (taken and enough):
                     self._whole = False
                     break
-                named = episode.metadata.get(("episode_index",))  # as LeRobot counts, with gaps where files are not
-                at = int(named) if named is not None else first[number] + record if all_known else self._looked
-                look = self._look(episode, at)
-                here += 1
                 taken_steps += min(episode.length, MOST_STEPS)
                 taken_bytes += episode.record_bytes or held_bytes(episode)
+                look = self._look(episode, self._number_of(number, record, episode))
                 if look is not None:
                     self._looked += 1
                     yield look
                     progress(min(self._looked, expected), expected)
             steps, size = steps + taken_steps, size + taken_bytes
+
+    def _episodes(self, shard: int) -> Iterator[tuple[int, Episode]]:
+        return readable_episodes(self._source, self._shards[shard], self._problems)
+
+    @property
+    def _declared(self) -> int | None:
+        """Episodes in all, if every shard says how many it has."""
+        counts = [shard.episodes for shard in self._shards]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def _is_small(self) -> bool:
+        return self._declared is not None and self._declared <= LOOKED_EPISODES
+
+    def _number_of(self, shard: int, record: int, episode: Episode) -> int:
+        """The number of an episode: LeRobot's own, with gaps where files are missing, or by counting."""
+        own = episode.metadata.get(("episode_index",))
+        if own is not None:
+            return int(own)
+        if self._declared is None:
+            return self._looked
+        return sum(before.episodes or 0 for before in self._shards[:shard]) + record
 
     def _look(self, episode: Episode, number: int) -> Look | None:
         try:
@@ -127,10 +140,9 @@ class PublishedSubject:
     def about(self) -> About:
         """What the source says of itself, and how much was looked at."""
         summary = self._tally.summary()
-        declared = [shard.episodes for shard in self._shards]
         steps = [shard.steps for shard in self._shards]
-        episodes = None if None in declared or self._problems else sum(n for n in declared if n is not None)
-        known = None if None in steps or self._problems else sum(n for n in steps if n is not None)
+        episodes = self._declared
+        known = None if None in steps else sum(n for n in steps if n is not None)
         if self._whole:
             episodes, known = self._looked, summary.steps
         forms = {image.key: image.form for image in summary.images}

@@ -52,7 +52,10 @@ def sampling_of(state: Any, name: str, items: int) -> Sampling:
         available = state["available"].numpy().astype(np.int64)
         known = (available >= 0) & (available < items)
         drawn[available[known]] = most - state["uses"].numpy()[known]
-        facts += [("drawn at most", f"{count(most)} times"), ("used up", f"{count((drawn >= most).sum())} items")]
+        facts += [
+            ("drawn at most", f"{count(most)} times"),
+            ("used up", f"{count((drawn >= most).sum())} items"),
+        ]
         return Sampling(name, tuple(facts), drawn=drawn, capacity=most)
     return Sampling(name, tuple(facts))
 

@@ -92,7 +92,10 @@ def numbers_section(
             column, row = values[key][:, n], rows[n]
             data = histogram(column, (row[3], row[4])) if len(found) < MOST_PLOTS else None
             text = tuple(f"{value:.4g}" for value in row)
-            said = f"Distribution of {label}: from {text[2]} to {text[5]}, 1% below {text[3]}, 1% above {text[4]}"
+            said = (
+                f"Distribution of {label}: from {text[2]} to {text[5]}, 1% below {text[3]}, "
+                f"1% above {text[4]}"
+            )
             plot = plotter.small(data, said) if data is not None else ""
             found.append(Number(label, plot, text, int(np.count_nonzero(~np.isfinite(column)))))
     lacking = tuple(name_of(key) for key in keys if key in left_out)
@@ -163,9 +166,14 @@ def draws_section(sampling: Sampling, plotter: Plotter) -> Draws:
             plots.append(("Priorities", _plot(priorities, "priority", "Priorities of the items", plotter)))
         if total > 0:
             times = weights * len(weights) / total
-            facts.append(("likeliest item", f"drawn {times.max():,.3g} times as often as by a uniform sampler"))
+            facts.append(
+                ("likeliest item", f"drawn {times.max():,.3g} times as often as by a uniform sampler")
+            )
             plots.append(
-                ("Chance of being drawn", _plot(times, "times the uniform chance", "Chances of the items", plotter))
+                (
+                    "Chance of being drawn",
+                    _plot(times, "times the uniform chance", "Chances of the items", plotter),
+                )
             )
             ordered = np.sort(weights)[::-1].cumsum() / total
             for share in SHARES:
@@ -178,9 +186,11 @@ def draws_section(sampling: Sampling, plotter: Plotter) -> Draws:
     if sampling.drawn is not None:
         data = histogram(sampling.drawn)
         if data is not None:
-            plots.append(("How often items were drawn", plotter.wide(data, "How often items were drawn", "draws")))
+            plots.append(
+                ("How often items were drawn", plotter.wide(data, "How often items were drawn", "draws"))
+            )
     elif sampling.priorities is None:
-        note = "This sampler counts no draws of single items, and draws by no priorities."
+        note = "It draws by no priorities, and how often each item was drawn is not kept."
     return Draws(sampling.name, tuple(facts), tuple(plots), tuple(shares), note)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from replaybank.checkpoint import POINTER
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.sources.files import is_url
 from replaybank.datasets.openx.sources.open import open_source
@@ -51,7 +53,7 @@ def write_report(
         episodes: how many can be played, 0 or more.
         max_megabytes: of the page at most; the frames are made to fit.
         seed: of what is drawn.
-        on_progress: called with how many episodes have been looked at, and of how many.
+        on_progress: called with how much has been looked at, episodes and then cameras, and of how much.
 
     Returns:
         Where it was written.
@@ -79,7 +81,9 @@ def write_report(
     _check_packages()
     target = Path(os.path.expanduser(os.fspath(output)))
     if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder: give a file to write, such as {target / 'report.html'}")
+        raise IsADirectoryError(
+            f"{target} is a folder: give a file to write, such as {target / 'report.html'}"
+        )
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: there is no such folder to write {target.name} into")
     if episodes < 0:
@@ -89,7 +93,9 @@ def write_report(
     if seed < 0:
         raise ValueError(f"seed={seed}: give a seed of 0 or more")
     with _subject(path, split) as subject:
-        page = _page(subject, episodes, int(max_megabytes * 1e6), seed, on_progress or (lambda done, of: None))
+        page = _page(
+            subject, episodes, int(max_megabytes * 1e6), seed, on_progress or (lambda done, of: None)
+        )
     _replace(target, page)
     return target
 
@@ -97,12 +103,23 @@ def write_report(
 def _page(subject: Subject, episodes: int, most: int, seed: int, progress: Progress) -> bytes:
     before = subject.about()
     roles = Roles.of(before.entries)
-    looks = subject.looks(seed, progress)
+    frames = itertools.count(1)
+    done = of = 0
+
+    def looking(now: int, total: int) -> None:
+        nonlocal done, of
+        done, of = now, total
+        progress(now, total + min(episodes, total) * len(roles.cameras))
+
+    def showing() -> None:
+        progress(done + next(frames), max(of, done) + min(episodes, of) * len(roles.cameras))
+
+    looks = subject.looks(seed, looking)
     found = gather(looks, roles, before, episodes=episodes, seed=seed, of=len(before.lengths))
     about = subject.about()
     add_findings(found, about)
     made = plotted(about, roles, found)
-    cast = Cast(found.shown, roles, about.names, found.values, about.rewarded)
+    cast = Cast(found.shown, roles, about.names, found.values, about.rewarded, showing)
 
     def page_with(room: int) -> bytes:
         sheets, words = cast.sheets(room)
@@ -148,7 +165,13 @@ def _subject(path: str | os.PathLike[str], split: str | None) -> Iterator[Subjec
             return
     if not is_url(place) and folder.is_file():
         raise NotADirectoryError(f"{folder} is a file: give the folder of a dataset or of a checkpoint")
-    yield PublishedSubject(open_source(place, split=split or "train", allow_missing_shards=True))
+    try:
+        source = open_source(place, split=split or "train", allow_missing_shards=True)
+    except FileNotFoundError as error:
+        if folder.is_dir() and not error.filename:
+            raise FileNotFoundError(f"{error}, nor the checkpoint of a buffer ({POINTER})") from error
+        raise
+    yield PublishedSubject(source)
 
 
 def _no_split(split: str | None, place: str, what: str) -> None:
