@@ -332,7 +332,12 @@ class ReplayBuffer(ComposedBuffer):
             items = storage.get(index)
             if self._transform.related is not None:
                 items = self._transform.related(
-                    items, index, storage, ends=ends_of(sampler, info), generator=sampler.generator
+                    items,
+                    index,
+                    storage,
+                    sampler=sampler,
+                    ends=ends_of(sampler, info),
+                    generator=sampler.generator,
                 )
             if info:
                 if is_tensor_collection(items):
@@ -352,7 +357,9 @@ class ReplayBuffer(ComposedBuffer):
         if self._transform.related is not None:
             generator = copy_of(self._sampler.generator)  # what comes next is drawn as if this had not been
             ends = ends_of(self._sampler, info)
-            items = self._transform.related(items, index, self._storage, ends=ends, generator=generator)
+            items = self._transform.related(
+                items, index, self._storage, sampler=self._sampler, ends=ends, generator=generator
+            )
         return self._assemble(items, self._info_in_sample)
 
     def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
+from replaybank.storages._tensordict import leaf_of
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
 from replaybank.storages.log_header import checked_state
@@ -129,6 +130,25 @@ class Storage(Stateful):
             KeyError: there is no such leaf; the keys there are are named.
         """
         raise KeyError(f"{key!r}: a {type(self).__name__} has no leaves; {self.leaf_keys()} are there.")
+
+    def get_leaves(self, keys: Sequence[Key], items: Tensor) -> list[Any]:
+        """Copies of some leaves of items. O(B * bytes of these), where leaves lie apart; else of whole items.
+
+        Args:
+            keys: which; paths of entries that :meth:`get` gives.
+            items: int64 ``[B]`` on the CPU, numbered over all dimensions, time-major.
+
+        Returns:
+            ``[B, ...]`` each.
+
+        Raises:
+            IndexError: out of range, or never written.
+            KeyError: there is no such entry.
+        """
+        found = self._read_items(items)
+        if isinstance(found, list):
+            return [torch.stack([leaf_of(item, key) for item in found]) for key in keys]
+        return [leaf_of(found, key) for key in keys]
 
     def contains(self, item: Any) -> Any:
         """Whether items are there.

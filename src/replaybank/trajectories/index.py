@@ -305,6 +305,11 @@ class TrajectoryIndex(Sendable):
     # ---- questions
 
     @property
+    def view(self) -> tuple[int, ...]:
+        """What every kernel takes of an index: where its two sets are, and their shape. Until the next sync."""
+        return self._view
+
+    @property
     def n_trajectories(self) -> int:
         """Number of trajectories. O(1)."""
         return _native.ranked_count(*self._view[:2], self._n_words)
