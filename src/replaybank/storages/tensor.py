@@ -120,6 +120,13 @@ class TensorStorage(Storage):
             return None
         return table.items_of(structure.keys.index(key))
 
+    def stored_bytes(self) -> int:
+        """What the items there are take, in memory or on disk, padding of rows included. O(leaves).
+
+        Where it varies from item to item (derived observations, encoded images), the most that they took.
+        """
+        return 0 if self._table is None else self._table.taken_bytes(len(self))
+
     def place_of(self, key: Key) -> LeafPlace | None:
         """Where a leaf lies, for kernels that read it there; None if none can. Right until the next write."""
         keys = [] if self._structure is None else self._structure.keys
