@@ -67,9 +67,7 @@ def settle_in_worker(dataset: Any) -> None:
     if worker is None:
         return
     shared = dataset.sampler
-    sampler, share = (
-        (shared.sampler, shared.share) if isinstance(shared, ShareSampler) else (shared, Share())
-    )
+    sampler, share = (shared.sampler, shared.share) if isinstance(shared, ShareSampler) else (shared, Share())
     if type(sampler) in OURS and (sampler.exhaustible or dataset.batch_size is None):
         dataset.set_sampler(ShareSampler(sampler, share, Share(worker.id, worker.num_workers)))
     if dataset.generator is not None:  # a copy of the parent's, as the other workers have
