@@ -113,6 +113,15 @@ def convert(
         OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
         MemoryError: one episode takes more than ``max_memory``.
         BlockingIOError: another conversion is writing to ``dest``.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> made = convert(write_arm_dataset(folder.name + "/arm", episodes=3), folder.name + "/converted")
+        >>> made.name, made.episodes, made.skipped
+        ('two_link_arm', 3, ())
+        >>> folder.cleanup()
     """
     check_on_error(on_error)
     if images not in ("raw", "encoded"):

@@ -344,6 +344,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
         Raises:
             IndexError: there is no such episode.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = write_arm_dataset(folder.name + "/rlds", episodes=3)
+            >>> replay = OpenXExperienceReplay("arm", streaming=False, source=path, root=folder.name)
+            >>> episode = replay.episode(-1)
+            >>> episode["episode"][0].item(), episode["next", "done"].sum().item()
+            (2, 1)
+            >>> folder.cleanup()
         """
         if self.streaming:
             raise refusal("Episodes cannot be read by their number")
@@ -385,6 +396,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             KeyError: there is no such entry.
             IndexError: there is no such episode.
             ValueError: an entry is text, or no episode is selected.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = write_arm_dataset(folder.name + "/rlds", episodes=3)
+            >>> replay = OpenXExperienceReplay("arm", streaming=False, source=path, root=folder.name)
+            >>> action = replay.stats()["action",]
+            >>> action.mean.shape, bool((action.q01 <= action.q99).all()), action.count == len(replay)
+            (torch.Size([2]), True, True)
+            >>> folder.cleanup()
         """
         if self.streaming:
             raise refusal("Statistics take all steps")
@@ -420,6 +442,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             RuntimeError: ``fn`` failed; names the episode.
             DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
             FileExistsError: ``dest`` holds something else.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = write_arm_dataset(folder.name + "/rlds", episodes=3)
+            >>> replay = OpenXExperienceReplay("arm", streaming=False, source=path, root=folder.name)
+            >>> half = replay.preprocess(lambda steps: steps[::2], num_workers=0, dest=folder.name + "/half")
+            >>> [len(half.episode(n)) - (len(replay.episode(n)) + 1) // 2 for n in range(3)]
+            [0, 0, 0]
+            >>> folder.cleanup()
         """
         if self.streaming:
             raise refusal("A changed copy is made of a stored dataset")

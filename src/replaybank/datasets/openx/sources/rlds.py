@@ -63,6 +63,18 @@ class RLDSSource:
         ValueError: there is no such split; the message names those there are.
         UnsupportedFeatureError: a feature is stored in a way that this version cannot read.
         DataFormatError: one of the two files is not what it should be.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> source = RLDSSource(write_arm_dataset(folder.name + "/arm", episodes=3, shards=2))
+        >>> [shard.episodes for shard in source.shards()]
+        [2, 1]
+        >>> episode = next(source.episodes(source.shards()[0]))
+        >>> episode.steps[("action",)].shape == (episode.length, 2)
+        True
+        >>> folder.cleanup()
     """
 
     form: Final = "RLDS"
