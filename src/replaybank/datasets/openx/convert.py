@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from replaybank.datasets.openx.sources.base import (
 )
 from replaybank.datasets.openx.sources.download import DownloadedSource
 from replaybank.datasets.openx.sources.files import is_url, sizes_of
+from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted, widen_shapes
@@ -195,7 +196,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
     wanted = replace(
         wanted,
-        faults=dict.fromkeys(notes_of(source), 1),
+        faults=dict.fromkeys((*notes_of(source), *_not_kept(source)), 1),
         metadata_label_names={
             key: spec.labels for key, spec in metadata_fields_of(source).items() if spec.labels
         },
@@ -258,8 +259,18 @@ def _leaves(
     return leaves
 
 
+def _not_kept(source: EpisodeSource) -> Iterator[str]:
+    """What is left behind of the episodes as wholes."""
+    for key, spec in metadata_fields_of(source).items():
+        if spec.kind == "image":
+            yield f"the frames of {'/'.join(key)}, which is of the episode as a whole, are not kept"
+
+
 def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
-    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text."""
+    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text.
+
+    Frames are left out.
+    """
 
     def value(x: Any) -> Any:
         if isinstance(x, (np.ndarray, np.generic)):
@@ -272,7 +283,8 @@ def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
             return [value(item) for item in x]
         return x if isinstance(x, (bool, int, float, str)) or x is None else str(x)
 
-    return {"metadata": [[list(key), value(x)] for key, x in metadata.items()]} if metadata else {}
+    kept = [[list(key), value(x)] for key, x in metadata.items() if not isinstance(x, EncodedImages)]
+    return {"metadata": kept} if kept else {}
 
 
 class _Bar:
