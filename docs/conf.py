@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 
 project = "replaybank"
 author = "The replaybank developers"
@@ -16,13 +17,16 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"replaybank {version}"
+html_static_path = ["pictures"]
+html_css_files = ["pictures.css"]
 
 # Prompts and outputs are not copied with an example.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -40,4 +44,9 @@ python_maximum_signature_line_length = 100
 
 # The pages' examples only: those in docstrings are run by pytest, each in its own module.
 doctest_test_doctest_blocks = ""
-doctest_global_setup = "import warnings; warnings.simplefilter('error')"
+doctest_global_setup = f"""
+import warnings
+from pathlib import Path
+warnings.simplefilter("error")
+DOCS = Path({str(Path(__file__).parent)!r})
+"""
