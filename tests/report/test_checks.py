@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from replaybank.datasets.openx.sources.base import Key
 from replaybank.report.checks import (
     Doubles,
     Ends,
@@ -39,7 +42,7 @@ TIME = ("timestamp",)
     ids=lambda check: type(check).__name__,
 )
 def test_nothing_is_found_where_nothing_is_wrong(check: Check) -> None:
-    good = {TEXT: ["go"] * 4, TIME: np.arange(4) / 30}
+    good: dict[Key, Any] = {TEXT: ["go"] * 4, TIME: np.arange(4) / 30}
     assert found(check, [look(n, columns=good) for n in range(3)]) == []
 
 
@@ -72,7 +75,9 @@ def test_ends_that_are_never_set_are_told() -> None:
 
 
 def test_an_episode_that_goes_on_says_nothing_about_ends() -> None:
-    open_one = look(1, columns={TERMINATED: np.zeros((4, 1), bool), DONE: np.zeros((4, 1), bool)}, ended=False)
+    open_one = look(
+        1, columns={TERMINATED: np.zeros((4, 1), bool), DONE: np.zeros((4, 1), bool)}, ended=False
+    )
     assert found(Ends(True), [look(0), open_one]) == []
 
 

@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-pytest.importorskip("simplejpeg")
-pytest.importorskip("PIL")
-
 import simplejpeg
 
 from replaybank.report.frames import BLOCK, LADDER, MARGIN, Sheet, Strip, fit, strip_of
@@ -24,7 +20,9 @@ LENGTH = 100
 
 def strip(length: int = LENGTH, height: int = 24, width: int = 36) -> Strip:
     """Step ``k`` is of the brightness ``2 k``."""
-    frames = np.broadcast_to(2 * np.arange(length, dtype=np.uint8)[:, None, None, None], (length, height, width, 3))
+    frames = np.broadcast_to(
+        2 * np.arange(length, dtype=np.uint8)[:, None, None, None], (length, height, width, 3)
+    )
     one = look(0, length, image=frames)
     return strip_of(one, one.frames[CAMERA])
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-
-pytest.importorskip("simplejpeg")
-pytest.importorskip("PIL")
 
 from replaybank.report.look import Entry, Look, Roles
 from replaybank.report.players import MOST_STEPS, MOST_VALUES, Cast, Player

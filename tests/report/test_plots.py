@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+import matplotlib as mpl
 import numpy as np
-import pytest
-
-mpl = pytest.importorskip("matplotlib")
 
 from replaybank.report.plots import BINS, Plotter, histogram, log_histogram
 
