@@ -1,4 +1,4 @@
-"""What a person types: ``replaybank demo``, ``convert``, ``info``, ``stats``, ``verify``."""
+"""What a person types: ``replaybank demo``, ``convert``, ``info``, ``view`` and the other commands."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from replaybank.cli.demo import demo
 from replaybank.cli.inspect import info, list_datasets, stats, verify
 from replaybank.cli.report import report
 from replaybank.cli.stream import stream
+from replaybank.cli.view import view
 
 app = typer.Typer(
     name="replaybank",
@@ -40,5 +41,5 @@ def _options(
 
 app.command()(demo)
 app.command(name="list")(list_datasets)
-for command in (convert, info, stats, verify, report, stream):
+for command in (convert, info, stats, verify, report, view, stream):
     app.command()(command)

@@ -48,6 +48,13 @@ class EntryStats:
         q99: the quantile 0.99.
         count: steps that have the entry.
         left_out: values that are NaN or infinite.
+
+    Example:
+        >>> import torch
+        >>> mean, std, low, high = (torch.tensor([value]) for value in (2.0, 0.5, 1.0, 3.0))
+        >>> stats = EntryStats(mean, std, min=low, max=high, q01=low, q99=high, count=9)
+        >>> ((torch.tensor([2.5]) - stats.mean) / stats.std).tolist()
+        [1.0]
     """
 
     mean: Tensor

@@ -185,6 +185,10 @@ class DatasetStorage(Storage):
         """Keys of the stored leaves, text included (as numbers of strings)."""
         return [*self._keys, *self._encoded]
 
+    def encoded_frames(self, key: Key) -> StoredFrames | None:
+        """The frames of a camera that are kept as JPEG or PNG bytes; None of any other leaf."""
+        return self._encoded.get(key)
+
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One stored leaf of some steps. O(steps); ends and episode numbers without touching the rows."""
         if key in self._encoded:

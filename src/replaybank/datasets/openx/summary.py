@@ -31,6 +31,7 @@ from replaybank.datasets.openx.sources.base import (
     Images,
     Key,
     kind_of,
+    metadata_fields_of,
     notes_of,
 )
 from replaybank.datasets.openx.sources.files import is_url, size_of
@@ -49,12 +50,16 @@ class FieldSummary:
         kind: ``"tensor"``, ``"text"`` or ``"image"``.
         shape: shape of one value; images ``(H, W, C)``, once converted ``(C, H, W)``.
         dtype: name of the dtype, ``"str"`` for text.
+        labels: names of the classes that its numbers stand for, in their order; empty if it is no class.
+        names: names of its numbers, such as joints; empty where they have none.
     """
 
     key: Key
     kind: str
     shape: tuple[int, ...]
     dtype: str
+    labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,7 +234,7 @@ class SourceTally:
             complete=True,
             bytes=folder_bytes(path) if path else None,
             fields=_fields(source.fields),
-            metadata_fields=_fields(getattr(source, "metadata_fields", {})),
+            metadata_fields=_fields(metadata_fields_of(source)),
             lengths=tuple(self._lengths),
             images=tuple(camera.summary() for camera in self._cameras.values() if camera.frames),
             texts=self._texts,
@@ -284,7 +289,7 @@ def summarise_converted(path: str | PathLike[str], *, texts: bool = True) -> Dat
         complete=complete,
         bytes=folder_bytes(folder),
         fields=tuple(_stored_fields(manifest)),
-        metadata_fields=tuple(_stored_metadata(folder)) if lengths else (),
+        metadata_fields=tuple(_stored_metadata(folder, manifest)) if lengths else (),
         lengths=tuple(lengths),
         images=tuple(_stored_images(folder, manifest)),
         texts=counted,
@@ -310,7 +315,8 @@ def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:
     for leaf in manifest.leaves:
         kind = manifest.kinds.get(leaf.key, "tensor")
         dtype = "str" if kind == "text" else str(leaf.dtype).removeprefix("torch.")
-        yield FieldSummary(leaf.key, kind, leaf.shape, dtype)
+        labels, names = manifest.label_names.get(leaf.key, ()), manifest.dim_names.get(leaf.key, ())
+        yield FieldSummary(leaf.key, kind, leaf.shape, dtype, labels, names)
 
 
 def _stored_images(folder: Path, manifest: Manifest) -> Iterator[ImageSummary]:
@@ -326,7 +332,7 @@ def _stored_images(folder: Path, manifest: Manifest) -> Iterator[ImageSummary]:
             yield ImageSummary(leaf.key, form, height, width, channels, size / manifest.steps)
 
 
-def _stored_metadata(folder: Path) -> Iterator[FieldSummary]:
+def _stored_metadata(folder: Path, manifest: Manifest) -> Iterator[FieldSummary]:
     """The entries of the first episode, whose values tell their kinds: JSON has no others."""
     with (folder / METADATA).open(encoding="utf-8") as file:
         entries = json.loads(file.readline() or "{}").get("metadata", [])
@@ -334,7 +340,8 @@ def _stored_metadata(folder: Path) -> Iterator[FieldSummary]:
         array = np.asarray(value)
         text = array.dtype.kind not in "bif"
         dtype = "str" if text else array.dtype.name
-        yield FieldSummary(tuple(key), "text" if text else "tensor", array.shape, dtype)
+        labels = manifest.metadata_label_names.get(tuple(key), ())
+        yield FieldSummary(tuple(key), "text" if text else "tensor", array.shape, dtype, labels)
 
 
 def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
@@ -417,6 +424,13 @@ def _note(episode: Episode, texts: Mapping[Key, Counter[str]], cameras: Mapping[
 
 def _fields(fields: Mapping[Key, FieldSpec]) -> tuple[FieldSummary, ...]:
     return tuple(
-        FieldSummary(key, spec.kind, spec.shape, "str" if spec.dtype is None else spec.dtype.name)
+        FieldSummary(
+            key,
+            spec.kind,
+            spec.shape,
+            "str" if spec.dtype is None else spec.dtype.name,
+            spec.labels,
+            spec.names,
+        )
         for key, spec in fields.items()
     )
