@@ -61,7 +61,7 @@ def css() -> str:
 body{{{light}}}
 body[data-theme="dark"]{{{dark}}}
 @media (prefers-color-scheme:dark){{body:not([data-theme="light"]){{{dark}}}}}
-svg.rb{{display:block;width:100%;max-width:36rem;height:auto;margin:1.5rem auto}}
+svg.rb{{display:block;width:100%;max-width:32rem;height:auto;margin:1.5rem auto}}
 """
 
 

@@ -11,7 +11,7 @@ from replaybank import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
 def act(buffer, number):
     """An actor: twenty episodes of ten steps."""
     torch.set_num_threads(1)
-    for episode in range(20):
+    for _ in range(20):
         done = torch.zeros(10, 1, dtype=torch.bool)
         done[-1] = True
         buffer.extend(

@@ -1,4 +1,4 @@
-"""Batches made by the workers of a DataLoader: from a replay on the disk, and from a stream of a robot dataset."""
+"""The workers of a DataLoader make batches: of a replay on the disk, and of a stream of robot data."""
 
 import tempfile
 

@@ -184,6 +184,16 @@ class TrajectoryRecorder:
             ValueError: something is not there for n environments; ``obs`` is not the ``next_obs`` of the step
                 before, and nothing was said of a reset; there is no last observation in ``info``. Nothing has
                 been recorded.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import LazyTensorStorage, TensorDictReplayBuffer
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+            >>> recorder = TrajectoryRecorder(buffer)  # of a single environment
+            >>> recorder.record(torch.zeros(2), torch.tensor(1), 0.5, False, False, torch.ones(2))
+            >>> recorder.record(torch.ones(2), torch.tensor(0), 1.5, True, False, torch.ones(2) * 2)
+            >>> buffer[:]["next", "reward"].tolist(), buffer[:]["next", "done"].tolist()
+            ([[0.5], [1.5]], [[False], [True]])
         """
         count, single = self._count, self._single
         before = leaves_of(obs, ("observation",), count, single=single)

@@ -88,6 +88,13 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             TypeError: ``data`` is None, or of dtypes that do not fit; nothing has been written.
             ValueError: its keys or shapes do not fit what is stored; nothing has been written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer.add({"x": torch.tensor(1.0)}), buffer.add({"x": torch.tensor(2.0)})
+            (0, 1)
         """
         with self._writing:
             return self._add(data)[0]
@@ -132,6 +139,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Complexity:
             O(B).
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer.extend({"x": torch.arange(3)}), buffer.extend({"x": torch.arange(3, 6)})
+            (tensor([0, 1, 2]), tensor([3, 0, 1]))
+            >>> buffer[:]["x"]
+            tensor([4, 5, 2, 3])
         """
         if update_priority:
             raise TypeError(
@@ -187,6 +203,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Args:
             empty_write_count: count writes from zero again.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.empty()
+            >>> len(buffer), buffer.write_count
+            (0, 0)
         """
         with self._writing:
             self._writer.empty(empty_write_count=empty_write_count)
@@ -208,6 +233,17 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> _ = buffer.set_sampler(PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.update_priority([0, 1], 0.0)
+            >>> buffer.sample(4)
+            tensor([2, 2, 2, 2])
         """
         self._ready()
         if isinstance(index, tuple):
@@ -224,6 +260,18 @@ class ReplayBuffer(ComposedBuffer):
         Args:
             index: as for :meth:`update_priority`.
             generation: as for :meth:`update_priority`.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> _ = buffer.set_sampler(PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.update_priority([0, 1, 2], torch.tensor([4.0, 0.0, 1.0]))
+            >>> buffer.mark_update([1])  # likely again: as much as a new item
+            >>> buffer.sampler.weights[:3].tolist()
+            [4.0, 4.0, 1.0]
         """
         self._ready()
         stamped = generation is not None and takes_generation(self._sampler.mark_update)
@@ -245,6 +293,15 @@ class ReplayBuffer(ComposedBuffer):
             RuntimeError: nothing is stored, or there is no batch size.
             TypeError: ``batch_size`` is no integer.
             ValueError: ``batch_size`` is less than 1, or one that the sampler cannot give.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend({"x": torch.arange(3)})
+            >>> batch, info = buffer.sample(16, return_info=True)
+            >>> batch["x"].shape, bool((batch["x"] == info["index"]).all())
+            (torch.Size([16]), True)
         """
         batch = self._next_batch(batch_size)
         return (batch.data, batch.info) if return_info else batch.data
@@ -275,7 +332,12 @@ class ReplayBuffer(ComposedBuffer):
             items = storage.get(index)
             if self._transform.related is not None:
                 items = self._transform.related(
-                    items, index, storage, ends=ends_of(sampler, info), generator=sampler.generator
+                    items,
+                    index,
+                    storage,
+                    sampler=sampler,
+                    ends=ends_of(sampler, info),
+                    generator=sampler.generator,
                 )
             if info:
                 if is_tensor_collection(items):
@@ -295,7 +357,9 @@ class ReplayBuffer(ComposedBuffer):
         if self._transform.related is not None:
             generator = copy_of(self._sampler.generator)  # what comes next is drawn as if this had not been
             ends = ends_of(self._sampler, info)
-            items = self._transform.related(items, index, self._storage, ends=ends, generator=generator)
+            items = self._transform.related(
+                items, index, self._storage, sampler=self._sampler, ends=ends, generator=generator
+            )
         return self._assemble(items, self._info_in_sample)
 
     def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
@@ -328,7 +392,19 @@ class ReplayBuffer(ComposedBuffer):
         return batch.data, batch.ran_out
 
     def next(self) -> Any:
-        """The next batch of an iteration; None at its end, after which a new one begins."""
+        """The next batch of an iteration; None at its end, after which a new one begins.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+            >>> from replaybank.samplers import SamplerWithoutReplacement
+            >>> _ = buffer.set_sampler(SamplerWithoutReplacement(shuffle=False))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.next(), buffer.next(), buffer.next()
+            (tensor([0, 1]), tensor([2]), None)
+        """
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = iter(self)
@@ -413,6 +489,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Args:
             hook: is given the state, a dict that it may change, and returns the one to be saved.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> def note(state):
+            ...     return {**state, "note": "before the holidays"}
+            >>> buffer.register_save_hook(note)
+            >>> buffer.register_load_hook(lambda state: {key: state[key] for key in state if key != "note"})
         """
         self._save_hooks.append(hook)
 
@@ -425,7 +510,18 @@ class ReplayBuffer(ComposedBuffer):
         self._load_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead."""
+        """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> again = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> again.load_state_dict(buffer.state_dict())
+            >>> again[:]
+            tensor([0, 1, 2])
+        """
         self._ready()
         with self._lock.lock:
             return saving.state_of(self)
@@ -462,6 +558,19 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             TypeError: there are such items and ``allow_pickle`` is not set, or a save hook returned no state;
                 nothing has been saved.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> import tempfile
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> again = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     buffer.dumps(folder)
+            ...     again.loads(folder)
+            >>> again[:]
+            tensor([0, 1, 2])
         """
         self._ready()
         with self._lock.paused_writing():

@@ -62,7 +62,7 @@ class TransformChain:
             raise TypeError(f"{transform!r} has no method inv, so it cannot be used with invert=True.")
         self._links.insert(index, _Link(transform, invert))
         if isinstance(transform, SampleTransform):
-            self._related = Related([each for each in self if isinstance(each, SampleTransform)])
+            self._related = Related([each for each in self if isinstance(each, SampleTransform)], {})
 
     @property
     def related(self) -> Related | None:

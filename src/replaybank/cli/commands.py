@@ -9,6 +9,7 @@ import typer
 from replaybank.cli.convert import convert
 from replaybank.cli.demo import demo
 from replaybank.cli.inspect import info, list_datasets, stats, verify
+from replaybank.cli.report import report
 from replaybank.cli.stream import stream
 from replaybank.cli.view import view
 
@@ -40,5 +41,5 @@ def _options(
 
 app.command()(demo)
 app.command(name="list")(list_datasets)
-for command in (convert, info, stats, verify, stream, view):
+for command in (convert, info, stats, verify, report, view, stream):
     app.command()(command)

@@ -79,7 +79,7 @@ def stats(
     if unknown:
         raise typer.BadParameter(f"--key {unknown[0]}: there is no such entry; there are {', '.join(there)}")
     found = dataset_stats(dataset, [there[asked] for asked in key] if key else None, images=images)
-    show_stats(found, most=None if key else MOST_NUMBERS)
+    show_stats(found, most=None if key else MOST_NUMBERS, names=dataset.manifest.dim_names)
 
 
 def verify(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from replaybank.cli.arguments import data_path
+from replaybank.cli.arguments import OnError, data_path
 from replaybank.cli.progress import reading
 
 
@@ -32,12 +32,16 @@ def stream(
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Stream what is there where declared files are not.")
     ] = False,
+    on_error: Annotated[
+        OnError, typer.Option(help="Stop at a record that cannot be read, or leave it out and count it.")
+    ] = OnError.raise_,
 ) -> None:
     """Stream a dataset for a while, without storing it, and show how fast it comes with how much memory."""
     from replaybank.datasets.openx.files import is_converted
     from replaybank.datasets.openx.replay import OpenXExperienceReplay
     from replaybank.datasets.openx.throughput import measure
     from replaybank.show import show_throughput
+    from replaybank.terminal import line
 
     place = data_path(source)
     if "://" not in place and is_converted(place):
@@ -55,6 +59,7 @@ def stream(
         num_workers=workers,
         buffer_bytes=buffer << 20,
         allow_missing=allow_missing,
+        on_error=on_error.value,
     )
     try:
         with reading("s", title="Streaming") as show:
@@ -63,3 +68,6 @@ def stream(
     finally:
         dataset.close()
     show_throughput(source, measured)
+    if dataset.skipped:
+        first = dataset.skipped[0]
+        line(f"Note: records left out: {len(dataset.skipped)}, the first: {first.reason}")

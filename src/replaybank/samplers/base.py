@@ -102,6 +102,18 @@ class Sampler(Stateful):
     Attributes:
         generator: where every random draw comes from; ``None``: torch's global generator. The buffer hands
             it down; it is not part of the state.
+
+    Example:
+        >>> import torch
+        >>> from replaybank import LazyTensorStorage, ReplayBuffer
+        >>> class Newest(Sampler):
+        ...     def sample(self, storage, batch_size):
+        ...         back = torch.arange(1, batch_size + 1)
+        ...         return (storage.log.cursor - back) % len(storage), {}
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=Newest(), batch_size=3)
+        >>> _ = buffer.extend(torch.arange(7))
+        >>> buffer.sample()
+        tensor([6, 5, 4])
     """
 
     generator: torch.Generator | None = None

@@ -197,6 +197,12 @@ class Slicing:
         self.forget()
 
 
+def slicing_of(sampler: Any) -> Slicing | None:
+    """How a sampler finds trajectories, if it draws slices of them."""
+    found = getattr(sampler, "_slicing", None)
+    return found if isinstance(found, Slicing) else None
+
+
 def sizes_of(num_slices: int | None, slice_len: int | None) -> tuple[int | None, int | None]:
     """Both as ints, of which a sampler is told exactly one.
 

@@ -102,6 +102,32 @@ class TensorStorage(Storage):
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         return self._table.read(keys.index(key), rows, self.log.length)
 
+    def get_leaves(self, keys: Sequence[Key], items: Tensor) -> list[Any]:
+        """Copies of some leaves of items, read in one go. O(B * bytes of these)."""
+        table, structure = self._parts()
+        there = structure.keys
+        missing = [key for key in keys if key not in there]
+        if missing:
+            raise KeyError(f"No leaf {missing[0]!r} in this storage; there are {there}.")
+        return list(table.gather_leaves([there.index(key) for key in keys], items, len(self)))
+
+    def items_of(self, key: Key) -> LeafPlace | None:
+        """Where a leaf of all items lies, numbered over all dimensions, for kernels that read it there.
+
+        None if none can. Right until the next write.
+        """
+        table, structure = self._parts()
+        if key not in structure.keys or table.items < self.max_size:
+            return None
+        return table.items_of(structure.keys.index(key))
+
+    def stored_bytes(self) -> int:
+        """What the items there are take, in memory or on disk, padding of rows included. O(leaves).
+
+        Where it varies from item to item (derived observations, encoded images), the most that they took.
+        """
+        return 0 if self._table is None else self._table.taken_bytes(len(self))
+
     def place_of(self, key: Key) -> LeafPlace | None:
         """Where a leaf lies, for kernels that read it there; None if none can. Right until the next write."""
         keys = [] if self._structure is None else self._structure.keys
@@ -111,7 +137,14 @@ class TensorStorage(Storage):
         return table.place_of(keys.index(key))
 
     def view(self) -> Any:
-        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
+        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored.
+
+        Example:
+            >>> storage = TensorStorage(torch.zeros(3))
+            >>> storage.view()[1] = 5
+            >>> storage[:]
+            tensor([0., 5., 0.])
+        """
         table, structure = self._parts()
         self._log.hand_out()
         return structure.build(table.valid_views(self.log.length), self.shape, self.device)

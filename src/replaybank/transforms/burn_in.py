@@ -10,6 +10,7 @@ from torch import Tensor
 
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
 from replaybank.transforms.base import Drawn, SampleTransform, StepView, path_of, shown
 
@@ -90,6 +91,10 @@ class _Marked(StepView):
         self.keys: Sequence[Key] = [*below.keys, *([] if key in below.keys else [key])]
         self.changed = [key]
         self.terminal = below.terminal
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where what is below lies."""
+        return None if key in self.changed else self._below.place_of(key)
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """The marks, else what is below."""

@@ -166,6 +166,12 @@ class SumTree(Sendable):
 
         Raises:
             RuntimeError: all weights are 0.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.find(torch.tensor([0.5, 1.0, 7.9], dtype=torch.float64))
+            tensor([0, 2, 3])
         """
         masses = masses.to(self.device, torch.float64).contiguous()
         index = torch.empty(masses.shape, dtype=torch.int64, device=self.device)
@@ -190,6 +196,13 @@ class SumTree(Sendable):
 
         Raises:
             RuntimeError: all weights are 0.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> draw = tree.draw(torch.tensor([0.0, 0.3, 0.9], dtype=torch.float64), beta=1.0)
+            >>> draw.items.tolist(), draw.importance.tolist()
+            ([0, 2, 3], [1.0, 0.25, 0.3333333432674408])
         """
         count = uniforms.numel()
         if not self.native:
@@ -236,6 +249,12 @@ class SumTree(Sendable):
         """The k largest weights and their items, largest first, of equal ones the lower index. O(k log N).
 
         Items without weight are left out, so there may be fewer than k.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.top_k(2)
+            (tensor([4., 3.]), tensor([2, 3]))
         """
         nodes = torch.zeros(1, dtype=torch.int64, device=self.device)
         chosen, weights = nodes, self.leaves[:0]
@@ -261,6 +280,13 @@ class SumTree(Sendable):
         Raises:
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a weight is negative, NaN or infinite; nothing has been changed.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.update(torch.tensor([2]), torch.tensor([0.5]))
+            >>> tree.total, tree.leaves.tolist()
+            (4.5, [1.0, 0.0, 0.5, 3.0])
         """
         self.update_powers(index, weight)
 
@@ -357,6 +383,13 @@ class SumTree(Sendable):
 
         Raises:
             ValueError: they are not all there, or the weight is none.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.fill(1, 2, 7.0)
+            >>> tree.leaves.tolist()
+            [1.0, 7.0, 7.0, 3.0]
         """
         if not self.native:
             good = 0 <= start <= start + count <= self.capacity and 0 <= weight < torch.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,20 @@ from replaybank.datasets.openx.corrections import Corrections, corrected
 from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
 from replaybank.datasets.openx.frames import extend_crc32c
 from replaybank.datasets.openx.room import check_room
+from replaybank.datasets.openx.skipping import (
+    LeftOut,
+    OnError,
+    check_on_error,
+    good_episodes,
+    name_of,
+    records,
+)
 from replaybank.datasets.openx.sources.base import (
-    Episode,
     EpisodeSource,
     Key,
     Shard,
     kind_of,
+    metadata_fields_of,
     notes_of,
 )
 from replaybank.datasets.openx.sources.download import DownloadedSource
@@ -31,9 +39,7 @@ from replaybank.datasets.openx.sources.files import is_url, sizes_of
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted, widen_shapes
-from replaybank.errors import CorruptRecordError, DataFormatError
-
-OnError = Literal["raise", "skip"]
+from replaybank.errors import DataFormatError
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes that a conversion holds unless told otherwise: episodes of every published dataset fit many times."""
@@ -107,9 +113,17 @@ def convert(
         OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
         MemoryError: one episode takes more than ``max_memory``.
         BlockingIOError: another conversion is writing to ``dest``.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> made = convert(write_arm_dataset(folder.name + "/arm", episodes=3), folder.name + "/converted")
+        >>> made.name, made.episodes, made.skipped
+        ('two_link_arm', 3, ())
+        >>> folder.cleanup()
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    check_on_error(on_error)
     if images not in ("raw", "encoded"):
         raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
     options = _Options(
@@ -171,7 +185,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
         "version": getattr(source, "version", ""),
         # Names and versions alone do not tell a dataset from one that was made anew under the same name.
         "shards": [
-            [_name(shard), shard.episodes, size]
+            [name_of(shard), shard.episodes, size]
             for shard, size in zip(shards, sizes_of([shard.path for shard in shards]), strict=True)
         ],
     }
@@ -179,7 +193,13 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     if isinstance(corrections, Corrections):
         origin["corrections"] = corrections.to_json()
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
-    wanted = replace(wanted, faults=dict.fromkeys(notes_of(source), 1))
+    wanted = replace(
+        wanted,
+        faults=dict.fromkeys(notes_of(source), 1),
+        metadata_label_names={
+            key: spec.labels for key, spec in metadata_fields_of(source).items() if spec.labels
+        },
+    )
     if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):
@@ -200,9 +220,13 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
         rest = shards[len(builder.manifest.shards) :]
         check_room(source, rest, builder.manifest, folder, on_error)
         for shard in rest:
-            for record, episode in _episodes(source, shard, on_error, conveyor.skipped):
-                conveyor.episode(_name(shard), record, episode)
-            conveyor.end_of_shard(_name(shard))
+            name = name_of(shard)
+            for record, found in records(source, shard, skip=on_error == "skip"):
+                if isinstance(found, LeftOut):
+                    conveyor.skipped(name, record, found.reason)
+                else:
+                    conveyor.episode(name, record, found)
+            conveyor.end_of_shard(name)
         conveyor.finish()
         if builder.manifest.episodes == 0:
             raise DataFormatError(f"{source.name}: there are no episodes in split {split!r} to convert")
@@ -220,7 +244,7 @@ def _leaves(
     for shard in shards:
         if not ragged and all(-1 not in leaf.shape for leaf in leaves.values()):
             break
-        for _, episode in _episodes(source, shard, on_error, lambda *_: None):
+        for episode in good_episodes(source, shard, skip=on_error == "skip"):
             leaves = widen_shapes(settle_shapes(leaves, episode), episode)
             if not ragged and all(-1 not in leaf.shape for leaf in leaves.values()):
                 break
@@ -232,44 +256,6 @@ def _leaves(
     if unknown:
         raise DataFormatError(f"{source.name}: no episode shows the shapes that are not declared: {unknown}")
     return leaves
-
-
-def _episodes(
-    source: EpisodeSource, shard: Shard, on_error: OnError, skip: Callable[[str, int, str], None]
-) -> Iterator[tuple[int, Episode]]:
-    """Episodes of a shard with their record numbers; with ``"skip"``, past the records that fail.
-
-    ``skip`` is told the shard's name, the number of a record left out, and what is wrong with it.
-    """
-    record = 0
-    skipped = False
-    while True:
-        try:
-            for episode in source.episodes(shard, record):
-                yield record, episode
-                record += 1
-            return
-        except DataFormatError as error:
-            if on_error == "raise":
-                raise
-            failed = error.record if isinstance(error, CorruptRecordError) else record
-            if failed < record:
-                # The reader cannot even step over the record skipped last: its length is gone, and with it
-                # the way to all records behind it.
-                rest = "" if shard.episodes is None else f": {shard.episodes - record} declared episodes"
-                skip(_name(shard), record, f"the rest of the shard cannot be reached{rest}")
-                return
-            skip(_name(shard), failed, str(error))
-            record = failed + 1
-            skipped = True
-        except IndexError:
-            if not skipped:
-                raise
-            return  # the record skipped last was the last one
-
-
-def _name(shard: Shard) -> str:
-    return shard.path.rstrip("/").rpartition("/")[2]
 
 
 def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from replaybank.datasets.openx.common import CommonEntries, example_of
 from replaybank.datasets.openx.options import Slicing, slicing_of, streams
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sharding import Share, rank_share, worker_share
+from replaybank.datasets.openx.skipping import OnError, good_episodes
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats
+from replaybank.datasets.openx.stored_share import ShareSampler
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, WORKERS, seed_of
 from replaybank.storages.layout import Key
 
@@ -68,6 +70,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         images: as there.
         image_keys: by id, the cameras to read.
         num_workers: threads that decode, of each dataset.
+        on_error: as there.
         generator: gives the seed; ``None``: torch's global one.
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
@@ -110,6 +113,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         images: Literal["raw", "encoded"] = "raw",
         image_keys: Mapping[str, Sequence[str | Key]] | None = None,
         num_workers: int | None = None,
+        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -120,9 +124,8 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             unknown = set(given) - set(weights) if isinstance(given, Mapping) else set()
             if unknown:
                 raise ValueError(f"{name} names {sorted(unknown)}, the mixture has {list(weights)}")
-        self._slicing = slicing_of(
-            num_slices, slice_len, pad, strict_length, None, streaming=streams(streaming, download)
-        )
+        streamed = streams(streaming, download)
+        self._slicing = slicing_of(num_slices, slice_len, pad, strict_length, None, streaming=streamed)
         self.batch_size = batch_size_of(batch_size)
         self._share = rank_share(rank, world_size)
         self._seed = seed_of(generator)
@@ -145,14 +148,18 @@ class OpenXMixture(IterableDataset[Any], Stateful):
                 images=images,
                 image_keys=None if image_keys is None else image_keys.get(name),
                 num_workers=num_workers,
+                on_error=on_error,
                 generator=torch.Generator().manual_seed(self._seed + place),
-                rank=self._share.number,
-                world_size=self._share.of,
+                rank=self._share.number if streamed else 0,
+                world_size=self._share.of if streamed else 1,
                 buffer_bytes=buffer_bytes // len(weights),
             )
             for place, name in enumerate(self.names)
         ]
         """The datasets themselves, in the order of :attr:`names`."""
+        for dataset in () if streamed or self._share.of == 1 else self.datasets:
+            # Ranks may be more than the episodes of one of many datasets: then some draw from the same ones.
+            dataset.set_sampler(ShareSampler(dataset.sampler, self._share, overlap=True))
         balanced = isinstance(datasets, str) if balance_weights is None else balance_weights
         sizes = [steps_of(dataset) if balanced else 1.0 for dataset in self.datasets]
         given_weights = np.array(list(weights.values())) * np.array(sizes)
@@ -368,7 +375,7 @@ def steps_of(dataset: OpenXExperienceReplay) -> float:
         return float(sum(declared))
     lengths = []
     for shard in stream.shards:
-        for episode in stream.source.episodes(shard):
+        for episode in good_episodes(stream.source, shard, skip=stream.skip):
             lengths.append(episode.length)
             if len(lengths) == LENGTHS_SEEN:
                 break
