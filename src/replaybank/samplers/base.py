@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from replaybank import _native
+from replaybank import _native, showing
 from replaybank.checkpoint import Stateful
 from replaybank.storages.resize import Move
 from replaybank.trajectories.signals import Key, StepSource
@@ -266,8 +266,15 @@ class Sampler(Stateful):
             state_dict: what :meth:`state_dict` gave.
         """
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells: its settings."""
+        return {}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def refuse_empty(storage: SampledStorage) -> int:

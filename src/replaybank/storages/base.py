@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import leaf_of
@@ -442,8 +443,20 @@ class Storage(Stateful):
             ValueError: the state does not fit; nothing has been changed.
         """
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells; from the log as it is, as the lock may be another's."""
+        told: dict[str, Any] = {"max_size": self.max_size, "len": len(self)}
+        if self.columns:
+            told["columns"] = list(self.columns)
+        elif self.ndim > 1:
+            told["ndim"] = self.ndim
+        return told if self.device is None else {**told, "device": showing.Words(self.device)}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def check_log(state: Any, length: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +79,8 @@ class BurnIn(SampleTransform):
         last[0] = -1
         return _Marked(below, self._mask, (place - last <= self.n).unsqueeze(-1))
 
-    def __repr__(self) -> str:
-        return f"BurnIn(n={self.n})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n": self.n}
 
 
 class _Marked(StepView):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,8 +142,8 @@ class NStep(SampleTransform):
             )
         return _Returns(below, drawn, self._n_steps, self._gamma, self._rewards)
 
-    def __repr__(self) -> str:
-        return f"NStep(n_steps={self._n_steps}, gamma={self._gamma:g})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n_steps": self._n_steps, "gamma": self._gamma}
 
 
 class _Run:

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import is_tensorclass, with_entry
@@ -131,10 +132,17 @@ class Writer(Stateful):
             raise DataFormatError(f"The writer's state is damaged: it has counted {count!r} rows.")
         self._counted_from = self.storage.log.total - count
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells."""
         if self._storage is None:
-            return f"{type(self).__name__}(no storage)"
-        return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
+            return {"": showing.Words("no storage")}
+        return {"cursor": self.cursor, "write_count": self.write_count}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def places(storage: Storage, start: int, rows: int) -> Tensor:

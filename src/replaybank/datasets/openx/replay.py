@@ -589,10 +589,13 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 state["_sampler"] = copy.copy(self._streamed)
         return state
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, Any]:
         if self._streamed is None:
-            return super().__repr__()
-        return f"{OpenXExperienceReplay.__name__}({self._streamed!r}, batch_size={self.batch_size})"
+            return {"dataset_id": self.dataset_id, **super()._facts()}
+        told: dict[str, Any] = {"dataset_id": self.dataset_id, "stream": self._streamed}
+        if len(self._transform):
+            told["transform"] = self._transform
+        return {**told, "batch_size": self._batch_size}
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
@@ -632,3 +635,5 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
 class _StreamedReplay(OpenXExperienceReplay, IterableDataset[Any]):
     """A streamed dataset: nothing but what tells a ``DataLoader`` to iterate, and not to ask for items."""
+
+    _known_as = OpenXExperienceReplay.__name__
