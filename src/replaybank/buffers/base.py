@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from replaybank.buffers.transforms import TransformChain
+    from replaybank.transforms.base import SampleTransform
 
 DEFAULT_CAPACITY = 1000
 """Items of the storage that a buffer makes when none is given."""
@@ -346,13 +347,20 @@ class ComposedBuffer(Stateful):
         return self
 
     @abstractmethod
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         """Draw a batch.
 
         Args:
             size: of it.
             info_in_sample: it must be such that the sampler's info can be put into it.
             collate_fn: used in place of the buffer's.
+            also: sampling transforms beside the buffer's own.
         """
 
     @abstractmethod
@@ -360,8 +368,8 @@ class ComposedBuffer(Stateful):
         """Make of items, as the storage gives them, a batch."""
 
     @abstractmethod
-    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> Any:
-        """A batch of which index and info are known, as it would be drawn now.
+    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> tuple[Any, Any, dict[Any, Any]]:
+        """A batch of which index and info are known, as it would be drawn now, with its index and info then.
 
         Args:
             index: its places.

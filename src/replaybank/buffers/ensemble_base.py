@@ -20,7 +20,6 @@ from replaybank.writers.ensemble import WriterEnsemble
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from typing_extensions import Self
 
     from replaybank.checkpoint import StrPath
     from replaybank.samplers.base import Sampler
@@ -86,7 +85,6 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         if recipe is None:
             return
         self._transform = TransformChain(ensemble_parts.links_of(recipe["transform"]))
-        ensemble_parts.refuse_related(self._transform)
         self._sampler = recipe["sampler"]
         self._recipe = None
         self._join()
@@ -103,15 +101,6 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         self._ensemble_sampler.samplers = tuple(part._sampler for part in parts)
         self._dim_extend, self._index_device, self._shares_later = 0, None, False
         self._keep_out_of_graphs([*stored, *self._writer])
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
-        """Add a transform of the joined batch between the others; see :meth:`ReplayBuffer.insert_transform`.
-
-        Raises:
-            TypeError: it is a :class:`SampleTransform`, or cannot be called.
-        """
-        ensemble_parts.refuse_related(TransformChain([transform]))
-        return super().insert_transform(index, transform, invert=invert)
 
     def _hand_generator_down(self) -> None:
         self._sampler.generator = self._generator

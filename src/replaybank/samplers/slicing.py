@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,49 @@ def slicing_of(sampler: Any) -> Slicing | None:
     """How a sampler finds trajectories, if it draws slices of them."""
     found = getattr(sampler, "_slicing", None)
     return found if isinstance(found, Slicing) else None
+
+
+def slice_ends(sampler: Any, info: Mapping[InfoKey, Any]) -> Tensor | None:
+    """Where the slices of a batch end, bool ``[B, 1]``; None if its steps were drawn one by one."""
+    key = getattr(sampler, "truncated_key", None)
+    found = None if key is None else info.get(key)
+    return found if isinstance(found, Tensor) else None
+
+
+def lengthened_info(
+    sampler: Any, info: Mapping[InfoKey, Any], source: Tensor, count: int
+) -> dict[InfoKey, Any]:
+    """The info of slices with steps put before each. O(steps).
+
+    Args:
+        sampler: who drew the slices, with a ``truncated_key``.
+        info: its info of them.
+        source: int64 ``[K]``: for each step which of the slices' it is, or before which it was put.
+        count: number of steps in the slices.
+
+    Returns:
+        Of a step that was put before a slice what the info says of its first step, and that it ends nothing.
+    """
+    truncated = sampler.truncated_key
+    ends = {truncated, _like(truncated, "done"), _like(truncated, "terminated")}
+    added = torch.zeros_like(source, dtype=torch.bool)
+    added[:-1] = source[1:] == source[:-1]  # all but the last of those that go with one step
+
+    def taken(value: Tensor, flags: bool) -> Tensor:
+        values = value[source.to(value.device)]
+        if flags:
+            values[added.to(value.device)] = False
+        return values
+
+    made: dict[InfoKey, Any] = {}
+    for key, value in info.items():
+        if isinstance(value, FromItems):
+            made[key] = FromItems(value.key, None if value.also is None else taken(value.also, True))
+        elif isinstance(value, Tensor) and value.ndim and value.shape[0] == count:
+            made[key] = taken(value, key in ends)
+        else:
+            made[key] = value
+    return made
 
 
 def sizes_of(num_slices: int | None, slice_len: int | None) -> tuple[int | None, int | None]:
