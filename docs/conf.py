@@ -14,6 +14,7 @@ version = ".".join(release.split(".")[:2])
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -37,6 +38,7 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False  # "Returns: Where it went: an int" is one sentence, no type
 napoleon_custom_sections = ["Complexity"]
 autodoc_default_options = {"members": True, "show-inheritance": True}
+autosummary_generate = False  # tables of what a page has, no pages of their own
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
