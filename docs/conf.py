@@ -26,7 +26,7 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"replaybank {version}"
-html_static_path = ["pictures"]
+html_static_path = ["_static"]
 html_css_files = ["pictures.css"]
 
 # Prompts and outputs are not copied with an example.
