@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from patience import PATIENCE
+from replaybank.cli import app
 from replaybank.demo.arm import write_arm_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,3 +55,9 @@ def test_links_from_page_to_page_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", text)
     local = [target for target in targets if "://" not in target]
     assert not [target for target in local if not (page.parent / target).exists()]
+
+
+def test_the_page_on_the_command_line_has_a_row_for_every_command() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `replaybank (\w+)", page, re.MULTILINE))
+    assert listed == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

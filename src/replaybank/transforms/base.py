@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
@@ -27,9 +28,9 @@ class Drawn(NamedTuple):
         slots: int64 ``[B]``, the steps, numbered row by row.
         columns: number of columns.
         trajectories: the index of the storage's trajectories, current.
-        ends: bool ``[B]``, true at the last step of each slice; None where steps were drawn one by one.
+        ends: bool ``[B]``, true at the last step of each slice; None where steps were drawn singly.
         generator: source of random draws, None for torch's global one.
-        padded: bool ``[B]``, true at steps that stand in front of a slice in place of ones that are not there;
+        padded: bool ``[B]``, true at steps that stand before a slice for ones that are not there;
             None where there are none.
     """
 
@@ -60,8 +61,8 @@ class Drawn(NamedTuple):
             ahead: number of steps behind each.
 
         Returns:
-            Slots int64 ``[K, back + 1 + ahead]``, beyond the ends of a trajectory those of its first or last
-            step again; and how many steps there are, ``before`` each and ``left`` from it on (itself counted),
+            Slots int64 ``[K, back + 1 + ahead]``, beyond the ends of a trajectory its first or last step
+            again; and how many steps there are, ``before`` each and ``left`` from it on (itself counted),
             int64 ``[K]``.
         """
         return windows(self.trajectories, slots.contiguous(), back, ahead)
@@ -113,7 +114,7 @@ class StepView(ABC):
         """
 
     def place_of(self, key: Key) -> LeafPlace | None:
-        """Where an entry of all steps lies in memory as :meth:`read` gives it; None where it does not. O(1)."""
+        """Where an entry of all steps lies in memory as :meth:`read` gives it; None if it does not. O(1)."""
         return None
 
     def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:  # noqa: B027 (a hint)
@@ -166,6 +167,16 @@ class SampleTransform(ABC):
     def __call__(self, data: Any) -> Any:
         """Items read without being sampled stay as they are."""
         return data
+
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells: its settings."""
+        return {}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def path_of(name: str, key: Any) -> Key:

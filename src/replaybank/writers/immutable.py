@@ -13,6 +13,9 @@ class ImmutableDatasetWriter(Writer):
     """Refuses to write: for datasets that are only read.
 
     Safe in any thread.
+
+    Args:
+        compilable: see :class:`Writer`.
     """
 
     def add(self, data: Any) -> Any:

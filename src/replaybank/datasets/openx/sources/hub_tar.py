@@ -169,6 +169,10 @@ class HubTarSource:
 
         After an error in a pickle, reading can go on with ``start`` one beyond it.
 
+        Args:
+            shard: one of :meth:`shards`.
+            start: how many of its episodes to pass over.
+
         Raises:
             UnsafePickleError: a pickle names something that is not data; nothing of it has been run.
             CorruptRecordError: the archive is broken or cut short; what is behind cannot be reached.
