@@ -39,7 +39,7 @@ from replaybank import (
 ENVIRONMENTS = 16
 LENGTHS = range(4, 13)  # of the corridor
 GAMMA = 0.95
-SLICE, BURN_IN = 16, 4
+SLICE, BURN_IN = 12, 4
 WARM_UP = 500  # steps before the first update
 EXPLORE = 3_000  # steps in which the share of random actions falls to a tenth
 UPDATES = 2  # for every step of the sixteen environments
@@ -103,7 +103,9 @@ def update(
     batch: TensorDictBase, network: QNetwork, target: QNetwork, adam: torch.optim.Adam
 ) -> TensorDictBase:
     """Make one gradient step, and give the first steps of the slices, with the slices' priorities."""
-    slices = split_trajectories(batch)  # [slices, steps], with zeros where one is shorter
+    there = ~batch["padded"].squeeze(-1)  # fewer steps may lie before a slice than it is to warm up on
+    slices = split_trajectories(batch[there])  # [slices, steps], with zeros where one is shorter
+    burn_in = slices["burn_in"].squeeze(-1)
     obs = torch.cat([slices["observation"][:, :1], slices["next", "observation"]], dim=1)
     state = slices["state"][:, 0]
     values = network(obs, state)[0]
@@ -114,9 +116,7 @@ def update(
             -1
         )
     error = values[:, :-1].gather(-1, slices["action"].unsqueeze(-1)).squeeze(-1) - goal
-    # From the start of an episode the state is the true one: there is nothing to warm up.
-    warm = ~slices["burn_in"].squeeze(-1) | slices["is_init"][:, :1]
-    error = error * (slices["mask"] & warm)
+    error = error * (slices["mask"] & ~burn_in)
     loss = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     adam.zero_grad()
     (loss * slices["priority_weight"]).sum(1).mean().backward()
@@ -125,7 +125,7 @@ def update(
     with torch.no_grad():
         for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
             slow.lerp_(fast, 0.05)
-    first = slices[:, 0]  # a slice is drawn by the priority of its first step
+    first = slices[torch.arange(len(slices)), burn_in.sum(1)]  # by their priorities slices are drawn
     first["td_error"] = 0.9 * error.detach().abs().amax(1) + 0.1 * error.detach().abs().mean(1)
     return first
 
@@ -158,7 +158,7 @@ def train(memoryless: bool, seed: int, steps: int) -> list[float]:
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(50_000, ndim=2),  # time, and a column for each environment
         sampler=PrioritizedSliceSampler(None, alpha=0.6, beta=0.4, slice_len=SLICE, strict_length=False),
-        transform=BurnIn(BURN_IN),
+        transform=BurnIn(BURN_IN, extend=True),
         batch_size=32 * SLICE,
         generator=torch.Generator().manual_seed(seed),
     )
