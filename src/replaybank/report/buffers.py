@@ -244,7 +244,7 @@ def _part(items: Items, where: str) -> _Part:
         index = TrajectoryIndex(signal)
         try:
             index.sync(items)
-        except (RuntimeError, KeyError, TypeError):  # of that name, but no signal
+        except (RuntimeError, KeyError, TypeError, ValueError):  # of that name, but no signal
             continue
         if index.n_trajectories:
             runs = index.eligible().runs.numpy()

@@ -40,6 +40,9 @@ MOST_STEPS: Final = 20_000
 LOOKED_STEPS: Final = 100_000
 """Of all episodes together: quantiles of so many are as sharp as a plot can show them."""
 
+MOST_LETTERS: Final = 400
+"""Of a text that are shown."""
+
 COUNTED: Final = frozenset({EPISODE, STEP, IS_INIT, ("index",), ("next", "valid")})
 """Entries that only number steps."""
 ENDS: Final = frozenset(
@@ -275,6 +278,15 @@ def name_of(key: Key) -> str:
     ('observation/state', 'value')
     """
     return "/".join(key) or "value"
+
+
+def clip(text: str) -> str:
+    """Text that is not longer than anybody reads.
+
+    >>> len(clip("a" * 5000))
+    400
+    """
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def without_missing(notes: Iterable[str]) -> tuple[str, ...]:
