@@ -280,6 +280,15 @@ def name_of(key: Key) -> str:
     return "/".join(key) or "value"
 
 
+def short_name(key: Key) -> str:
+    """A key without the word that all observations begin with.
+
+    >>> short_name(("observation", "state")), short_name(("action",))
+    ('state', 'action')
+    """
+    return name_of(key[1:] if len(key) > 1 and key[0] in STATES else key)
+
+
 def clip(text: str) -> str:
     """Text that is not longer than anybody reads.
 

@@ -15,7 +15,7 @@ from replaybank.errors import DataFormatError
 from replaybank.report.checks import TERMINATED, TRUNCATED
 from replaybank.report.frames import Sheet, Strip, first_rung, fit, strip_of
 from replaybank.report.gather import labels_of
-from replaybank.report.look import REWARDS, Look, Roles, clip, name_of, spread
+from replaybank.report.look import REWARDS, Look, Roles, clip, short_name, spread
 
 MOST_STEPS: Final = 600
 """Of a played episode: a slider on a phone has fewer places."""
@@ -33,14 +33,19 @@ class View:
     """A camera of a played episode.
 
     Args:
-        name: of the camera.
+        key: of the camera.
         css: class of its sheet.
         sheet: its frames.
     """
 
-    name: str
+    key: Key
     css: str
     sheet: Sheet
+
+    @property
+    def name(self) -> str:
+        """Of the camera, for people."""
+        return short_name(self.key)
 
     def style(self, frame: int) -> str:
         """What shows one frame of the sheet."""
@@ -149,7 +154,7 @@ class Cast:
             self._player(
                 look,
                 tuple(
-                    View(name_of(key), css[place, key], sheets[place, key])
+                    View(key, css[place, key], sheets[place, key])
                     for key in self._roles.cameras
                     if (place, key) in sheets
                 ),
