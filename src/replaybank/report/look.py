@@ -180,6 +180,7 @@ class About:
         samplings: of a buffer, or of the buffers of an ensemble.
         episodic: False where nothing says where trajectories end.
         rewarded: False where the data has no rewards.
+        expected: episodes that will be looked at, about.
     """
 
     name: str
@@ -199,6 +200,7 @@ class About:
     samplings: tuple[Sampling, ...] = ()
     episodic: bool = True
     rewarded: bool = True
+    expected: int = 0
 
 
 class Subject(Protocol):
@@ -296,6 +298,18 @@ def clip(text: str) -> str:
     400
     """
     return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def expected_of(lengths: npt.NDArray[np.int64], most: int) -> int:
+    """How many of these episodes are looked at, about, if they are drawn at random.
+
+    >>> expected_of(np.full(5000, 10), 2000), expected_of(np.full(5000, 1000), 2000)
+    (2000, 100)
+    """
+    if not len(lengths):
+        return 0
+    mean = float(np.minimum(lengths, MOST_STEPS).mean())
+    return min(len(lengths), most, max(1, int(LOOKED_STEPS / max(mean, 1))))
 
 
 def without_missing(notes: Iterable[str]) -> tuple[str, ...]:

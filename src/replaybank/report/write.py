@@ -115,7 +115,7 @@ def _page(subject: Subject, episodes: int, most: int, seed: int, progress: Progr
         progress(done + next(frames), max(of, done) + min(episodes, of) * len(roles.cameras))
 
     looks = subject.looks(seed, looking)
-    found = gather(looks, roles, before, episodes=episodes, seed=seed, of=len(before.lengths))
+    found = gather(looks, roles, before, episodes=episodes, seed=seed, of=before.expected)
     about = subject.about()
     add_findings(found, about)
     made = plotted(about, roles, found)
