@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Field, Rows
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import MemoryArena
@@ -427,3 +428,13 @@ class TensorStorage(Storage):
 
     def _drop(self, table: Table) -> None:
         """Give up a table that was just allocated."""
+
+    def _facts(self) -> dict[str, Any]:
+        table = self._table
+        if table is None:
+            return {**super()._facts(), "memory": showing.Words("none yet")}
+        layout = table.layout
+        told = {**super()._facts(), "item": showing.memory(sum(leaf.bytes for leaf in layout.leaves))}
+        if len(layout.leaves) > 1:
+            told["leaves"] = len(layout.leaves)
+        return {**told, "memory": showing.memory(table.stored_layout.item_bytes * table.items)}

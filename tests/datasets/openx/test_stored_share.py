@@ -249,13 +249,7 @@ def test_ranks_that_open_a_dataset_at_once_have_one_convert_it_and_wait(tmp_path
     def open_one(rank: int) -> list[int]:
         together.wait(PATIENCE)
         dataset = OpenXExperienceReplay(
-            "arm",
-            streaming=False,
-            source=path,
-            root=tmp_path / "root",
-            rank=rank,
-            world_size=3,
-            num_workers=1,
+            "arm", streaming=False, source=path, root=tmp_path / "root", rank=rank, world_size=3
         )
         return sorted({number for number, _ in steps(dataset)})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from replaybank.datasets.openx.builder import DatasetBuilder, plan
 from replaybank.datasets.openx.catalog import LastStep
 from replaybank.datasets.openx.conveyor import Conveyor, threads_for
 from replaybank.datasets.openx.corrections import Corrections, corrected
-from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
+from replaybank.datasets.openx.files import MANIFEST, PROGRESS, Manifest, read_begun, read_manifest
 from replaybank.datasets.openx.frames import extend_crc32c
 from replaybank.datasets.openx.room import check_room
 from replaybank.datasets.openx.skipping import (
@@ -36,6 +37,8 @@ from replaybank.datasets.openx.sources.base import (
 )
 from replaybank.datasets.openx.sources.download import DownloadedSource
 from replaybank.datasets.openx.sources.files import is_url, sizes_of
+from replaybank.datasets.openx.sources.http import is_http
+from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted, widen_shapes
@@ -143,19 +146,21 @@ def convert(
         )
     folder = Path(target).expanduser()
     if source is not None and not isinstance(source, (str, os.PathLike)):
-        given = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
-        return _convert(given, getattr(source, "split", split), folder, options)
-    opened = open_source(
-        source,
-        dataset_id,
-        split,
-        allow_missing_shards=allow_missing,
-        # Cameras are decoded side by side: more threads for each would only be in each other's way.
-        video_threads=0 if options.threads == 1 or options.encoded else 1,
-        bgr=bgr,
-        last_step=last_step,
-    )
-    if kind_of(opened) == LeRobotSource.__name__:  # of whose files a shard needs parts of several
+        opened = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
+        split = getattr(source, "split", split)
+    else:
+        opened = open_source(
+            source,
+            dataset_id,
+            split,
+            allow_missing_shards=allow_missing,
+            # Cameras are decoded side by side: more threads for each would only be in each other's way.
+            video_threads=0 if options.threads == 1 or options.encoded else 1,
+            bgr=bgr,
+            last_step=last_step,
+        )
+    # Of LeRobot datasets a shard needs parts of several files.
+    if kind_of(opened) == LeRobotSource.__name__ or not any(is_http(shard.path) for shard in opened.shards()):
         return _convert(opened, split, folder, options)
     fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS)
     made = _convert(fetched, split, folder, options)
@@ -179,7 +184,12 @@ class _Options:
 def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options) -> Manifest:
     shards = list(source.shards())
     on_error = options.on_error
-    leaves = _leaves(source, select_images(ted_leaves(source.fields), options.image_keys), shards, on_error)
+    leaves = select_images(ted_leaves(source.fields), options.image_keys)
+    if not options.overwrite:
+        leaves = _as_before(folder, leaves)
+    # What is looked at now is read once more when it is converted: it need not be fetched again.
+    with getattr(source, "keeping", nullcontext)():
+        leaves = _leaves(source, leaves, shards, on_error)
     origin: dict[str, Any] = {
         "kind": kind_of(source),
         "version": getattr(source, "version", ""),
@@ -195,7 +205,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
     wanted = replace(
         wanted,
-        faults=dict.fromkeys(notes_of(source), 1),
+        faults=dict.fromkeys((*notes_of(source), *_not_kept(source)), 1),
         metadata_label_names={
             key: spec.labels for key, spec in metadata_fields_of(source).items() if spec.labels
         },
@@ -233,6 +243,25 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
         return builder.finish()
 
 
+def _as_before(folder: Path, leaves: dict[Key, Leaf]) -> dict[Key, Leaf]:
+    """The leaves with the shapes that an earlier run of this conversion found, if there was one.
+
+    If it was another conversion, that is told later, whatever the shapes.
+    """
+    begun = next((name for name in (MANIFEST, PROGRESS) if (folder / name).is_file()), None)
+    if begun is None or not any(-1 in leaf.shape for leaf in leaves.values()):
+        return leaves
+    known = {leaf.key: leaf.shape for leaf in read_begun(folder / begun).leaves}
+    return {
+        key: replace(leaf, shape=known[key])
+        if key in known
+        and len(known[key]) == len(leaf.shape)
+        and all(one in (-1, other) for one, other in zip(leaf.shape, known[key], strict=True))
+        else leaf
+        for key, leaf in leaves.items()
+    }
+
+
 def _leaves(
     source: EpisodeSource, leaves: dict[Key, Leaf], shards: list[Shard], on_error: OnError
 ) -> dict[Key, Leaf]:
@@ -258,8 +287,18 @@ def _leaves(
     return leaves
 
 
+def _not_kept(source: EpisodeSource) -> Iterator[str]:
+    """What is left behind of the episodes as wholes."""
+    for key, spec in metadata_fields_of(source).items():
+        if spec.kind == "image":
+            yield f"the frames of {'/'.join(key)}, which is of the episode as a whole, are not kept"
+
+
 def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
-    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text."""
+    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text.
+
+    Frames are left out.
+    """
 
     def value(x: Any) -> Any:
         if isinstance(x, (np.ndarray, np.generic)):
@@ -272,7 +311,8 @@ def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
             return [value(item) for item in x]
         return x if isinstance(x, (bool, int, float, str)) or x is None else str(x)
 
-    return {"metadata": [[list(key), value(x)] for key, x in metadata.items()]} if metadata else {}
+    kept = [[list(key), value(x)] for key, x in metadata.items() if not isinstance(x, EncodedImages)]
+    return {"metadata": kept} if kept else {}
 
 
 class _Bar:

@@ -335,7 +335,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             f"{folder} holds no converted dataset (there is no {MANIFEST}); "
             "make one with replaybank.convert(source, path) or `replaybank convert SOURCE PATH`"
         )
-    manifest = _read(folder / MANIFEST)
+    manifest = read_begun(folder / MANIFEST)
     for name, size in manifest.sizes().items():
         try:
             found = (folder / name).stat().st_size
@@ -371,10 +371,16 @@ def read_progress(path: str | os.PathLike[str]) -> Manifest:
         FileNotFoundError: there is none.
         DataFormatError: the file is damaged.
     """
-    return _read(Path(path) / PROGRESS)
+    return read_begun(Path(path) / PROGRESS)
 
 
-def _read(file: Path) -> Manifest:
+def read_begun(file: Path) -> Manifest:
+    """A manifest, of a complete dataset or of a conversion that is under way; its files are not looked at.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataFormatError: it is damaged.
+    """
     if sys.byteorder != "little":
         raise DataFormatError(f"{file}: converted datasets are little-endian, this machine is not")
     if file.stat().st_size > _MAX_MANIFEST_BYTES:

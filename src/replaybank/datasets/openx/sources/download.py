@@ -28,6 +28,8 @@ WRITTEN = 1 << 18
 """Bytes that are written at a time: as many are lost when a download is killed."""
 PART = ".part"
 """Behind the name of a file that is not whole yet."""
+KEPT_PART = 4
+"""Of the free disk: what shards that will be read once more may take; the dataset itself needs the rest."""
 NOTE = ".part.json"
 """Behind the name of what says which file the part is of."""
 
@@ -151,6 +153,17 @@ class DownloadedSource:
         self.corrections: Any = getattr(source, "corrections", None)
         self.version: str = getattr(source, "version", "")
         self.split: str = getattr(source, "split", "train")
+        self._room = 0
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep shards that are read meanwhile for when they are read again, up to a part of the free disk."""
+        folder = next(path for path in self.folder.absolute().parents if path.is_dir())
+        self._room = shutil.disk_usage(folder).free // KEPT_PART
+        try:
+            yield
+        finally:
+            self._room = 0
 
     def shards(self) -> Sequence[Shard]:
         """The shards of the source, where they are published."""
@@ -168,7 +181,11 @@ class DownloadedSource:
         name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
         path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"))
         yield from self.source.episodes(replace(shard, path=str(path)), start)
-        path.unlink(missing_ok=True)
+        size = path.stat().st_size
+        if size <= self._room:
+            self._room -= size
+        else:
+            path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove what is left of the downloads."""
