@@ -139,23 +139,29 @@ i64 returns(const Index& index, const i64* items, i64 n, i64 most, const char* r
     const auto power = [=](i64 exponent) {
         return exponent < known ? powers[exponent] : std::pow(gamma, static_cast<double>(exponent));
     };
-    // The steps of an item lie in rows that follow each other, so one line asked for ahead brings several of them.
-    constexpr i64 kAhead = 8;
+    // Lines of this many steps are asked for ahead, while places are looked for; that of the first step has been read
+    // with the batch, and what lies behind them the processor guesses by itself.
+    constexpr i64 kAsked = 8;
+    const i64 slots = index.length * index.columns, asked = most < kAsked ? most : kAsked;
     for (i64 k = 0; k < n; ++k) {
-        if (k + kAhead < n) {
-            const i64 item = items[k + kAhead];
-            if (item >= 0 && item < index.length * index.columns) replaybank::detail::prefetch(rewards + item * stride);
-        }
         Place place;
         if (!place_of(index, items[k], false, most > 1, place)) return -1 - k;
         const i64 count = place.left < most ? place.left : most;
         steps[k] = count, discounts[k] = static_cast<T>(power(count)), last[k] = item_at(index, place, count - 1);
+        // In the loop itself: gcc takes a function that does nothing else for one that does nothing.
+        for (i64 j = 1, item = items[k] + index.columns; j < asked && item < slots; ++j, item += index.columns)
+            replaybank::detail::prefetch(rewards + item * stride);
+    }
+    for (i64 k = 0; k < n; ++k) {
         for (i64 w = 0; w < width; ++w) {
             double sum = 0;
-            for (i64 j = 0; j < count; ++j) {
+            i64 item = items[k];
+            for (i64 j = 0; j < steps[k]; ++j) {
                 T value;
-                std::memcpy(&value, rewards + item_at(index, place, j) * stride + w * sizeof(T), sizeof(T));
+                std::memcpy(&value, rewards + item * stride + w * static_cast<i64>(sizeof(T)), sizeof(T));
                 sum += power(j) * static_cast<double>(value);
+                item += index.columns;
+                if (item >= slots) item -= slots;
             }
             out[k * width + w] = static_cast<T>(sum);
         }

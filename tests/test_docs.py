@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from patience import PATIENCE
+from replaybank.cli import app
 from replaybank.demo.arm import write_arm_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,10 +23,9 @@ PAGES = [ROOT / "README.md", *DOCS]
 def test_the_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
     script = ROOT / "docs" / "pictures" / "draw.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=PATIENCE)
-    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    kept = {name: (script.parent / name).read_text(encoding="utf-8") for name in drawn}
-    assert drawn == kept
-    assert {path.name for path in script.parent.glob("*.svg")} <= set(drawn)
+    drawn = {path.relative_to(tmp_path): path.read_text("utf-8") for path in tmp_path.glob("*/*.*")}
+    assert drawn == {path: (ROOT / "docs" / path).read_text("utf-8") for path in drawn}
+    assert {path.name for path in script.parent.glob("*.svg")} <= {path.name for path in drawn}
 
 
 def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +54,9 @@ def test_links_from_page_to_page_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", text)
     local = [target for target in targets if "://" not in target]
     assert not [target for target in local if not (page.parent / target).exists()]
+
+
+def test_the_page_on_the_command_line_has_a_row_for_every_command() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `replaybank (\w+)", page, re.MULTILINE))
+    assert listed == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

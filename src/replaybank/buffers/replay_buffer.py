@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.buffers import saving, view
 from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
-from replaybank.buffers.parts import batch_size_of, copy_of, draw_of, ends_of
+from replaybank.buffers.parts import batch_size_of, copy_of, draw_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
@@ -21,6 +21,7 @@ from replaybank.storages._tensordict import leaf_of
 
 if TYPE_CHECKING:
     from replaybank.checkpoint import StrPath
+    from replaybank.transforms.base import SampleTransform
 
 _NO_BATCH_SIZE = (
     "No batch size: give one to the buffer, ReplayBuffer(..., batch_size=B), or to the call, sample(B)."
@@ -325,18 +326,27 @@ class ReplayBuffer(ComposedBuffer):
             return prefetcher.next()
         return self._draw(size, self._info_in_sample if info_in_sample is None else info_in_sample)
 
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         with self._lock.lock:
             sampler, storage = self._sampler, self._storage
             index, info = draw_of(sampler)(storage, size)
-            items = storage.get(index)
-            if self._transform.related is not None:
-                items = self._transform.related(
-                    items,
+            related = self._transform.related_with(also) if also else self._transform.related
+            if related is None:
+                items = storage.get(index)
+            else:
+                index, info = related.lengthened(index, info, storage, sampler)
+                items = related(
+                    storage.get(index),
                     index,
                     storage,
                     sampler=sampler,
-                    ends=ends_of(sampler, info),
+                    info=info,
                     generator=sampler.generator,
                 )
             if info:
@@ -352,15 +362,14 @@ class ReplayBuffer(ComposedBuffer):
             info["index"] = index
             return Batch(data, info, sampler.ran_out)
 
-    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> Any:
-        items = self._storage.get(index)
-        if self._transform.related is not None:
-            generator = copy_of(self._sampler.generator)  # what comes next is drawn as if this had not been
-            ends = ends_of(self._sampler, info)
-            items = self._transform.related(
-                items, index, self._storage, sampler=self._sampler, ends=ends, generator=generator
-            )
-        return self._assemble(items, self._info_in_sample)
+    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> tuple[Any, Any, dict[Any, Any]]:
+        related, storage, sampler = self._transform.related, self._storage, self._sampler
+        if related is None:
+            return self._assemble(storage.get(index), self._info_in_sample), index, dict(info)
+        index, info = related.lengthened(index, dict(info), storage, sampler)
+        generator = copy_of(sampler.generator)  # what comes next is drawn as if this had not been
+        items = related(storage.get(index), index, storage, sampler=sampler, info=info, generator=generator)
+        return self._assemble(items, self._info_in_sample), index, info
 
     def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
@@ -598,15 +607,32 @@ class ReplayBuffer(ComposedBuffer):
             saving.restore(self, path, allow_pickle=allow_pickle)
 
     def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+        """
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
     def dump(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+        """
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
     def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
-        """The same as :meth:`loads`."""
+        """The same as :meth:`loads`.
+
+        Args:
+            path: see :meth:`loads`.
+            allow_pickle: see there.
+        """
         self.loads(path, allow_pickle=allow_pickle)
 
 

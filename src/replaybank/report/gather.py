@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,15 +188,23 @@ def add_findings(found: Gathered, about: About) -> None:
         found.findings += priority_findings(sampling)
     for note in about.notes:
         known = note.startswith(KNOWN)
-        text = note.removeprefix(KNOWN)
-        found.findings.append(
-            Finding(
-                "warning" if known else "note",
-                f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}",
-                "The catalog of datasets knows this of the data as they were published." if known else "",
-            )
-        )
+        title, _, rest = note.removeprefix(KNOWN).partition(": ")
+        text = "The catalog of datasets knows this of the data as they were published." if known else ""
+        if rest:
+            text = f"{_sentence(rest)} {text}".rstrip()
+        found.findings.append(Finding("warning" if known else "note", _sentence(title), text))
     found.findings.sort(key=lambda finding: LEVELS.index(finding.level))
+
+
+def _sentence(text: str) -> str:
+    """With a capital letter, unless it begins with the name of an entry, and a full stop.
+
+    >>> _sentence("outdated copy"), _sentence("is_last is never set")
+    ('Outdated copy.', 'is_last is never set.')
+    """
+    name = re.match(r"\w*[_./]\w", text)
+    start = text if name else text[:1].upper() + text[1:]
+    return start if start.endswith(".") else f"{start}."
 
 
 def labels_of(key: Key, count: int, names: Mapping[Key, Sequence[str]]) -> list[str]:

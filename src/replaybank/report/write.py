@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from replaybank.checkpoint import POINTER
+from replaybank import checkpoint
 from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.files import is_url
 from replaybank.datasets.openx.sources.open import open_source
-from replaybank.report.buffers import BufferSubject, is_checkpoint
+from replaybank.report.buffers import BufferSubject
 from replaybank.report.converted import ConvertedSubject
 from replaybank.report.gather import add_findings, gather
 from replaybank.report.look import Progress, Roles, Subject
@@ -31,7 +32,7 @@ _NEEDED: Final = {"matplotlib": "matplotlib", "jinja2": "Jinja2", "simplejpeg": 
 
 
 def write_report(
-    path: str | os.PathLike[str],
+    path: EpisodeSource | str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
     split: str | None = None,
@@ -47,7 +48,7 @@ def write_report(
 
     Args:
         path: folder of a converted dataset or of what ``buffer.dumps`` wrote; folder or URL of a published
-            dataset (RLDS, LeRobot, the hub's tar shards), or an id of the catalog.
+            dataset (RLDS, LeRobot, the hub's tar shards), or an id of the catalog; or any episode source.
         output: the file to write. It is replaced in one step, when the page is whole.
         split: which split of a published dataset, ``"train"`` by default.
         episodes: how many can be played, 0 or more.
@@ -144,12 +145,15 @@ def _page(subject: Subject, episodes: int, most: int, seed: int, progress: Progr
 
 
 @contextlib.contextmanager
-def _subject(path: str | os.PathLike[str], split: str | None) -> Iterator[Subject]:
+def _subject(path: EpisodeSource | str | os.PathLike[str], split: str | None) -> Iterator[Subject]:
     """What is at a path, opened."""
+    if not isinstance(path, (str, os.PathLike)):
+        yield PublishedSubject(path)
+        return
     place = os.fspath(path)
     folder = Path(os.path.expanduser(place))
     if not is_url(place) and folder.is_dir():
-        if is_checkpoint(folder):
+        if checkpoint.is_checkpoint(folder):
             _no_split(split, place, "a checkpoint of a buffer")
             buffer = BufferSubject(folder)
             try:
@@ -169,7 +173,9 @@ def _subject(path: str | os.PathLike[str], split: str | None) -> Iterator[Subjec
         source = open_source(place, split=split or "train", allow_missing_shards=True)
     except FileNotFoundError as error:
         if folder.is_dir() and not error.filename:
-            raise FileNotFoundError(f"{error}, nor the checkpoint of a buffer ({POINTER})") from error
+            raise FileNotFoundError(
+                f"{error}, nor the checkpoint of a buffer ({checkpoint.POINTER})"
+            ) from error
         raise
     yield PublishedSubject(source)
 

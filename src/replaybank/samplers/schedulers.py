@@ -221,7 +221,11 @@ class SchedulerList(Stateful):
         self.schedulers = [schedulers] if isinstance(schedulers, ParameterScheduler) else list(schedulers)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add one behind the others."""
+        """Add one behind the others.
+
+        Args:
+            scheduler: comes last.
+        """
         self.schedulers.append(scheduler)
 
     def step(self) -> None:

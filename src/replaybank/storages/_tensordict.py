@@ -142,12 +142,11 @@ def set_leaves(data: Any, values: Iterable[tuple[tuple[str, ...], Any]]) -> list
     for path, value in values:
         parent = path[:-1]
         found = above[parent] if parent in above else above.setdefault(parent, _entries_at(data, parent))
-        if found is None or type(value) is not torch.Tensor or not value.is_cpu or not value.dim():
-            left.append((path, value))
-        elif value.size(0) != count:
-            left.append((path, value))
+        fits = found is not None and type(value) is torch.Tensor and value.is_cpu and value.dim() > 0
+        if fits and value.size(0) == count:
+            found[path[-1]] = value  # type: ignore[index]
         else:
-            found[path[-1]] = value
+            left.append((path, value))
     return left
 
 

@@ -306,7 +306,7 @@ class TrajectoryIndex(Sendable):
 
     @property
     def view(self) -> tuple[int, ...]:
-        """What every kernel takes of an index: where its two sets are, and their shape. Until the next sync."""
+        """What every kernel takes: where the two sets are, and their shape. Until the next sync."""
         return self._view
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from replaybank import _native
-from replaybank.storages.layout import LeafPlace
+from replaybank.storages.batch_memory import BatchMemory
+from replaybank.storages.forms import Shapes
+from replaybank.storages.layout import LeafPlace, LeafSpec
 from replaybank.trajectories.index import TrajectoryIndex
 
 Which = Literal["future", "final", "episode"]
@@ -21,8 +24,8 @@ class Windows(NamedTuple):
     """Steps around some steps.
 
     Args:
-        slots: int64 ``[K, back + 1 + ahead]``: the steps; beyond the ends of a trajectory its first or last one
-            again.
+        slots: int64 ``[K, back + 1 + ahead]``: the steps; beyond the ends of a trajectory its first or last
+            one again.
         before: int64 ``[K]``, how many before each are there, at most ``back``.
         left: int64 ``[K]``, how many there are from it on, itself counted, at most ``ahead + 1``.
     """
@@ -66,14 +69,20 @@ def windows(index: TrajectoryIndex, items: Tensor, back: int, ahead: int) -> Win
     """
     count = items.numel()
     slots = torch.empty((count, back + 1 + ahead), dtype=torch.int64)
-    places = torch.empty((2, count), dtype=torch.int64)
-    at = places.data_ptr()
+    before, left = torch.empty_like(items), torch.empty_like(items)
     bad = _native.step_windows(
-        *index.view, items.data_ptr(), count, back, ahead, slots.data_ptr(), at, at + 8 * count
+        *index.view,
+        items.data_ptr(),
+        count,
+        back,
+        ahead,
+        slots.data_ptr(),
+        before.data_ptr(),
+        left.data_ptr(),
     )
     if bad < 0:
         raise out_of_range(items, -1 - bad)
-    return Windows(slots, *places.unbind(0))
+    return Windows(slots, before, left)
 
 
 def choose(index: TrajectoryIndex, items: Tensor, which: Which, randoms: Tensor) -> Tensor:
@@ -106,7 +115,8 @@ def lengthen(index: TrajectoryIndex, slots: Tensor, ends: Tensor, n: int) -> Len
 
     Args:
         index: current.
-        slots: int64 ``[B]``, the steps of slices, one slice behind the other, numbered row by row; contiguous.
+        slots: int64 ``[B]``, the steps of slices, one slice behind the other, numbered row by row;
+            contiguous.
         ends: bool ``[B]``, true at the last step of each; contiguous.
         n: number of steps to put before each slice.
 
@@ -130,7 +140,7 @@ def lengthen(index: TrajectoryIndex, slots: Tensor, ends: Tensor, n: int) -> Len
     )
     if found < 0:
         raise out_of_range(slots, -1 - found)
-    return Lengthened(*numbers.unbind(0), padded)
+    return Lengthened(numbers[0], numbers[1], padded)
 
 
 def first_steps(ends: Tensor, n: int) -> Tensor:
@@ -180,12 +190,9 @@ def returns(
     Raises:
         IndexError: a slot is out of range.
     """
-    count, shape = items.numel(), rewards.shape
-    sums = torch.empty((count, *shape), dtype=rewards.dtype)
-    one_each = (count, *(1,) * len(shape))
-    steps = torch.empty(one_each, dtype=torch.int64)
-    discounts = torch.empty(one_each, dtype=rewards.dtype)
-    last = torch.empty(count, dtype=torch.int64)
+    count = items.numel()
+    sums, steps, discounts = _blanks(count, rewards.shape, rewards.dtype).empty()
+    last = torch.empty_like(items)
     bad = _native.step_returns(
         *index.view,
         items.data_ptr(),
@@ -208,6 +215,15 @@ def returns(
     return Returns(sums, steps, discounts, last)
 
 
+@functools.lru_cache(maxsize=64)
+def _blanks(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Shapes:
+    """What sums, numbers of steps and discounts look like."""
+    one_each = (1,) * len(shape)
+    kinds = [(dtype, shape), (torch.int64, one_each), (dtype, one_each)]
+    leaves = [LeafSpec((str(k),), kind, sizes) for k, (kind, sizes) in enumerate(kinds)]
+    return Shapes((count,), leaves, torch.device("cpu"), BatchMemory())
+
+
 def discounted_sums(values: Tensor, steps: Tensor, powers: Tensor) -> Tensor:
     """Sums of the first of several values, each with its weight, summed in float64. O(values).
 
@@ -220,7 +236,8 @@ def discounted_sums(values: Tensor, steps: Tensor, powers: Tensor) -> Tensor:
         ``[K, *shape]``, of the dtype of ``values``.
 
     Example:
-        >>> discounted_sums(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([2, 1]), torch.tensor([1.0, 0.5]).double())
+        >>> values, powers = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.5]).double()
+        >>> discounted_sums(values, torch.tensor([2, 1]), powers)
         tensor([2., 3.])
     """
     count, most, *shape = values.shape

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
@@ -27,9 +28,9 @@ class Drawn(NamedTuple):
         slots: int64 ``[B]``, the steps, numbered row by row.
         columns: number of columns.
         trajectories: the index of the storage's trajectories, current.
-        ends: bool ``[B]``, true at the last step of each slice; None where steps were drawn one by one.
+        ends: bool ``[B]``, true at the last step of each slice; None where steps were drawn singly.
         generator: source of random draws, None for torch's global one.
-        padded: bool ``[B]``, true at steps that stand in front of a slice in place of ones that are not there;
+        padded: bool ``[B]``, true at steps that stand before a slice for ones that are not there;
             None where there are none.
     """
 
@@ -60,8 +61,8 @@ class Drawn(NamedTuple):
             ahead: number of steps behind each.
 
         Returns:
-            Slots int64 ``[K, back + 1 + ahead]``, beyond the ends of a trajectory those of its first or last
-            step again; and how many steps there are, ``before`` each and ``left`` from it on (itself counted),
+            Slots int64 ``[K, back + 1 + ahead]``, beyond the ends of a trajectory its first or last step
+            again; and how many steps there are, ``before`` each and ``left`` from it on (itself counted),
             int64 ``[K]``.
         """
         return windows(self.trajectories, slots.contiguous(), back, ahead)
@@ -113,7 +114,7 @@ class StepView(ABC):
         """
 
     def place_of(self, key: Key) -> LeafPlace | None:
-        """Where an entry of all steps lies in memory as :meth:`read` gives it; None where it does not. O(1)."""
+        """Where an entry of all steps lies in memory as :meth:`read` gives it; None if it does not. O(1)."""
         return None
 
     def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:  # noqa: B027 (a hint)
@@ -147,6 +148,16 @@ class SampleTransform(ABC):
     level: ClassVar[int]
     """Views of lower levels lie below those of higher ones."""
 
+    @property
+    def steps_before(self) -> int:
+        """How many steps are to be read in front of each slice."""
+        return 0
+
+    @property
+    def padded_key(self) -> InfoKey:
+        """Where it is marked which of these only stand for steps that are not there."""
+        return "padded"
+
     def __init__(self, end_key: InfoKey | None = None, traj_key: InfoKey | None = None) -> None:
         self.end_key = None if end_key is None else key_of("end_key", end_key)
         self.traj_key = None if traj_key is None else key_of("traj_key", traj_key)
@@ -167,6 +178,16 @@ class SampleTransform(ABC):
         """Items read without being sampled stay as they are."""
         return data
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells: its settings."""
+        return {}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
+
 
 def path_of(name: str, key: Any) -> Key:
     """A key as a path.
@@ -181,6 +202,20 @@ def path_of(name: str, key: Any) -> Key:
 def shown(key: Key) -> InfoKey:
     """A path as users write it."""
     return key[0] if len(key) == 1 else key
+
+
+def ends_of(transform: SampleTransform, ends: Tensor | None) -> Tensor:
+    """Where the slices of a batch end, for a transform that is for slices.
+
+    Raises:
+        RuntimeError: it is not made of slices.
+    """
+    if ends is None:
+        raise RuntimeError(
+            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. Use "
+            "a SliceSampler, or one of its kin, with a truncated_key."
+        )
+    return ends
 
 
 def over_items(flags: Tensor, values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,6 +104,7 @@ class NStep(SampleTransform):
         if isinstance(given, str) or not len(given):
             raise TypeError(f"reward_keys={given!r}: give a list with at least one key.")
         paths = [path_of("reward_keys", key) for key in given]
+        self._entries: _Entries | None = None  # of the keys of the last batch
         self._rewards = [path if path[0] == NEXT and len(path) > 1 else (NEXT, *path) for path in paths]
 
     @property
@@ -133,16 +135,19 @@ class NStep(SampleTransform):
 
     def over(self, below: StepView, drawn: Drawn) -> StepView:
         """The view of a batch in which each step is several."""
-        missing = [key for key in self._rewards if key not in below.keys]
+        entries = self._entries
+        if entries is None or entries.of != below.keys:
+            entries = self._entries = _Entries(list(below.keys), self._rewards)
+        missing = [key for key in self._rewards if key not in entries.of]
         if missing:
             raise MissingKeyError(
                 f"There is no reward {shown(missing[0])!r} to sum; the keys are "
                 f"{', '.join(str(shown(key)) for key in sorted(below.keys))}. Name it with reward_keys."
             )
-        return _Returns(below, drawn, self._n_steps, self._gamma, self._rewards)
+        return _Returns(below, drawn, self._n_steps, self._gamma, self._rewards, entries)
 
-    def __repr__(self) -> str:
-        return f"NStep(n_steps={self._n_steps}, gamma={self._gamma:g})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n_steps": self._n_steps, "gamma": self._gamma}
 
 
 class _Run:
@@ -171,40 +176,54 @@ class _Run:
             self.last = self.slots[:, -1].contiguous()
 
 
+class _Entries:
+    """Which entries returns change, of steps with some keys."""
+
+    def __init__(self, keys: Sequence[Key], rewards: Sequence[Key]) -> None:
+        self.of = keys
+        self.alone = {_original(key): key for key in rewards}
+        self.after = [key for key in keys if key[0] == NEXT and key not in rewards]
+        self.ends = _ends_in(keys)
+        added = [*self.alone, STEPS, GAMMA, *([NONTERMINAL] if self.ends else [])]
+        self.all = [*keys, *(key for key in added if key not in keys)]
+        self.changed = [*rewards, *self.after, *added]
+        self.made = {*rewards, *self.after, *added} - set(self.alone)
+
+
 class _Returns(StepView):
     """Several steps as one."""
 
     def __init__(
-        self, below: StepView, drawn: Drawn, n_steps: int, gamma: float, rewards: Sequence[Key]
+        self,
+        below: StepView,
+        drawn: Drawn,
+        n_steps: int,
+        gamma: float,
+        rewards: Sequence[Key],
+        entries: _Entries,
     ) -> None:
         self._below, self._drawn, self._n_steps, self._gamma = below, drawn, n_steps, gamma
-        self._rewards = rewards
-        self._alone = {_original(key): key for key in rewards}
-        self._after = [key for key in below.keys if key[0] == NEXT and key not in rewards]
-        self._ends = _ends_in(below.keys)
-        added = [*self._alone, STEPS, GAMMA, *([NONTERMINAL] if self._ends else [])]
-        self.keys = [*below.keys, *(key for key in added if key not in below.keys)]
-        self.changed = [*rewards, *self._after, *added]
+        self._rewards, self._entries = rewards, entries
+        self.keys, self.changed = entries.all, entries.changed
         self._known: tuple[Tensor, dict[Key, Tensor], Tensor] | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What is changed, else what is below."""
         below = self._below
-        if key in self._alone:
-            return below.read(self._alone[key], slots, of)
-        if key not in self._rewards and key not in self._after and key not in (STEPS, GAMMA, NONTERMINAL):
-            return below.read(key, slots, of)
+        entries = self._entries
+        if key not in entries.made:
+            return below.read(entries.alone.get(key, key), slots, of)
         known = self._known
         if known is None or known[0] is not slots:
             made, last = self._made(slots, of)
             known = self._known = slots, made, last
-            below.expect(self._after, last, of)
+            below.expect(entries.after, last, of)
         _, made, last = known
         if key in made:
             return made[key]
-        if key == NONTERMINAL and self._ends:
+        if key == NONTERMINAL:
             return self._nonterminal(last, of, made[STEPS])
-        return below.read(key, last if key in self._after else slots, of)
+        return below.read(key, last, of)
 
     def _made(self, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
         """Returns, numbers of steps and discounts, and the last steps."""
@@ -241,8 +260,8 @@ class _Returns(StepView):
         return made, run.last
 
     def _nonterminal(self, last: Tensor, of: Tensor, steps: Tensor) -> Tensor:
-        terminal = _true(self._below.read(self._ends[0], last, of))
-        for key in self._ends[1:]:
+        terminal = _true(self._below.read(self._entries.ends[0], last, of))
+        for key in self._entries.ends[1:]:
             unless = _true(self._below.read(key, last, of))
             terminal = terminal & ~unless.reshape(terminal.shape)
         return ~terminal.reshape(steps.shape) if terminal.numel() == steps.numel() else ~terminal

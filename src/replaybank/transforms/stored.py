@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -10,13 +10,14 @@ from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
 from torch import Tensor
 
 from replaybank import _native
-from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler
-from replaybank.samplers.slicing import Slicing, slicing_of
+from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, unravel_columns
+from replaybank.samplers.slicing import Slicing, lengthened_info, slice_ends, slicing_of
 from replaybank.storages._tensordict import leaf_of, set_leaves
 from replaybank.storages.layout import LeafPlace
 from replaybank.storages.tensor import TensorStorage
 from replaybank.trajectories.signals import Key
-from replaybank.transforms.base import Drawn, SampleTransform, StepView, shown
+from replaybank.trajectories.windows import lengthen
+from replaybank.transforms.base import Drawn, SampleTransform, StepView, ends_of, shown
 
 Slicings: TypeAlias = "dict[tuple[InfoKey | None, InfoKey | None], Slicing]"
 """Trajectory indices by the keys that say where trajectories end."""
@@ -33,11 +34,47 @@ class Related:
     Args:
         transforms: any number, in any order.
         slicings: indices that others have made for the same storage; those that are missing are added.
+
+    Raises:
+        ValueError: several of them put steps before slices.
     """
 
     def __init__(self, transforms: Sequence[SampleTransform], slicings: Slicings) -> None:
         self._transforms = sorted(transforms, key=lambda transform: transform.level)
+        extending = [each for each in self._transforms if each.steps_before]
+        if len(extending) > 1:
+            raise ValueError(
+                f"{extending} would each put steps before the slices of a batch: give one of them."
+            )
+        self._extending = extending[0] if extending else None
         self._slicings = slicings
+        self._range = torch.empty(0, dtype=torch.int64)
+
+    def lengthened(
+        self, index: Index, info: dict[InfoKey, Any], storage: Any, sampler: Sampler
+    ) -> tuple[Index, dict[InfoKey, Any]]:
+        """What a sampler drew, with the steps before slices that are asked for. O(B).
+
+        Args:
+            index: int64 ``[B]``, or a tuple of them, one a dimension of the storage.
+            info: the sampler's, of a batch; as it is if the steps are there already.
+            storage: where the steps are.
+            sampler: who drew them.
+
+        Raises:
+            RuntimeError: the batch is not made of slices.
+        """
+        transform = self._extending
+        if transform is None or transform.padded_key in info:
+            return index, info
+        ends = ends_of(transform, _flags(slice_ends(sampler, info)))
+        found = self._slicing(transform, sampler).index_of(storage)
+        found.sync(storage, found.min_length)
+        slots, source, padded = lengthen(found, _slots_of(index, storage.shape), ends, transform.steps_before)
+        return _index_like(index, slots, storage), {
+            **lengthened_info(sampler, info, source, ends.numel()),
+            transform.padded_key: padded.unsqueeze(-1).to(storage.device or "cpu"),
+        }
 
     def __call__(
         self,
@@ -45,8 +82,8 @@ class Related:
         index: Index,
         storage: Any,
         *,
-        sampler: Sampler | None = None,
-        ends: Tensor | None = None,
+        sampler: Sampler,
+        info: Mapping[InfoKey, Any],
         generator: torch.Generator | None = None,
     ) -> Any:
         """Make of the items of a batch what the transforms show. O(B) steps for each.
@@ -56,7 +93,7 @@ class Related:
             index: int64 ``[B]``, or a tuple of them, one a dimension of the storage.
             storage: where they are.
             sampler: who drew them.
-            ends: bool ``[B]`` or ``[B, 1]``, true at the last step of each slice, if slices were drawn.
+            info: what it says of them, as :meth:`lengthened` gives it.
             generator: source of random draws.
 
         Raises:
@@ -84,14 +121,17 @@ class Related:
             )
         if not slots.numel():
             return items
-        ends = None if ends is None else ends.reshape(-1).cpu()
+        ends = _flags(slice_ends(sampler, info))
+        padded = None if self._extending is None else _flags(info.get(self._extending.padded_key))
         columns = slots_in_a_row(storage)
         view: StepView = StoredSteps(storage, slots, items)
         changed: dict[Key, None] = {}
         for transform, found in zip(self._transforms, trajectories, strict=True):
-            view = transform.over(view, Drawn(slots, columns, found, ends, generator))
+            view = transform.over(view, Drawn(slots, columns, found, ends, generator, padded))
             changed.update(dict.fromkeys(view.changed))
-        of = torch.arange(slots.numel())
+        of = self._range
+        if of.numel() != slots.numel():
+            of = self._range = torch.arange(slots.numel())
         made = [(key, view.read(key, slots, of)) for key in changed]
         for key, value in set_leaves(items, made):
             _put(items, key, value)
@@ -180,8 +220,8 @@ def _slots_of(index: Index, shape: torch.Size) -> Tensor:
     if len(parts) > 1 and any(part.shape != parts[0].shape for part in parts):
         parts = [part.contiguous() for part in torch.broadcast_tensors(*parts)]
     count = parts[0].numel()
-    slots = torch.empty(count, dtype=torch.int64)
-    bad = _native.flatten_index([part.data_ptr() for part in parts], shape, count, slots.data_ptr())
+    slots = torch.empty_like(parts[0]).view(-1)
+    bad = _native.flatten_index([part.data_ptr() for part in parts], list(shape), count, slots.data_ptr())
     if bad >= 0:
         dim = bad % len(parts)
         raise IndexError(
@@ -189,6 +229,21 @@ def _slots_of(index: Index, shape: torch.Size) -> Tensor:
             f"storage has {shape[dim]} written."
         )
     return slots
+
+
+def _index_like(index: Index, slots: Tensor, storage: SampledStorage) -> Index:
+    """Places numbered row by row in the form of another index."""
+    if not isinstance(index, tuple):
+        return slots
+    if len(index) == 1:
+        return (slots,)
+    columns = slots_in_a_row(storage)
+    return (slots // columns, *unravel_columns(slots % columns, storage.columns))
+
+
+def _flags(values: Any) -> Tensor | None:
+    """Flags of steps, bool ``[B]``, on the CPU and contiguous, if there are any."""
+    return values.reshape(-1).cpu().contiguous() if isinstance(values, Tensor) else None
 
 
 def _path(key: Any) -> Key:

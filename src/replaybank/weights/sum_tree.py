@@ -147,6 +147,9 @@ class SumTree(Sendable):
     def weights(self, index: Tensor) -> Tensor:
         """Weights ``[B]`` of items. O(B).
 
+        Args:
+            index: int64 ``[B]``, each in ``[0, capacity)``.
+
         Raises:
             IndexError: an index is out of range.
         """
@@ -249,6 +252,9 @@ class SumTree(Sendable):
         """The k largest weights and their items, largest first, of equal ones the lower index. O(k log N).
 
         Items without weight are left out, so there may be fewer than k.
+
+        Args:
+            k: how many, at least 0.
 
         Example:
             >>> tree = SumTree(4)
@@ -381,6 +387,11 @@ class SumTree(Sendable):
     def fill(self, start: int, count: int, weight: float) -> None:
         """Give items ``start, ..., start + count - 1`` one weight. O(count / 16 + log N).
 
+        Args:
+            start: the first item.
+            count: number of items.
+            weight: finite and >= 0.
+
         Raises:
             ValueError: they are not all there, or the weight is none.
 
@@ -448,6 +459,9 @@ class SumTree(Sendable):
     def set_leaves(self, weights: Tensor) -> None:
         """Give items ``0, 1, ...`` weights ``[n]``, and all others none. O(N).
 
+        Args:
+            weights: ``[n]``, finite and >= 0.
+
         Raises:
             ValueError: there are more than ``capacity``, or one is no weight; nothing has been changed.
         """
@@ -477,6 +491,9 @@ class SumTree(Sendable):
     def grow(self, capacity: int) -> None:
         """Have room for more items, which have no weight yet. O(N).
 
+        Args:
+            capacity: number of leaves, at least what there is.
+
         Raises:
             RuntimeError: the tree is shared: other processes would not see it.
         """
@@ -504,7 +521,11 @@ class SumTree(Sendable):
         return {"leaves": self.leaves.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over leaves, and grow if there are more. O(N)."""
+        """Take over leaves, and grow if there are more. O(N).
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
         leaves = state_dict["leaves"]
         self.grow(leaves.numel())
         self.set_leaves(leaves)

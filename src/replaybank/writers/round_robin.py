@@ -17,6 +17,9 @@ class RoundRobinWriter(Writer):
 
     Not thread-safe: the buffer's lock guards it.
 
+    Args:
+        compilable: see :class:`Writer`.
+
     Example:
         >>> import torch
         >>> from replaybank.storages import LazyTensorStorage

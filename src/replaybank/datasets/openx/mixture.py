@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
+from replaybank import showing
 from replaybank.buffers.parts import batch_size_of
 from replaybank.checkpoint import Stateful
 from replaybank.datasets.openx.catalog import mixtures
@@ -304,6 +305,9 @@ class OpenXMixture(IterableDataset[Any], Stateful):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was taken.
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+
         Raises:
             ValueError: the state is of another mixture, or of another share of the readers.
         """
@@ -322,9 +326,20 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         self._pass, self._drawn = state_dict["pass"], state_dict["drawn"]
         self._passes[worker % (1 + WORKERS)] = self._pass + (began is not None)
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells."""
+        told = {name: showing.Words(f"{part:.3g}") for name, part in self.proportions.items()}
+        slices = {"num_slices": self._slicing.num_slices, "slice_len": self._slicing.slice_len}
+        told_slices = {name: value for name, value in slices.items() if value is not None}
+        share = {"share": showing.Words(f"{self._share.number} of {self._share.of}")}
+        settings = {**told_slices, **(share if self._share.of > 1 else {}), "batch_size": self.batch_size}
+        return {"proportions": told, **settings}
+
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}: {part:.3g}" for name, part in self.proportions.items())
-        return f"{type(self).__name__}({{{shown}}}, batch_size={self.batch_size})"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def _weights_of(datasets: Any) -> dict[str, float]:

@@ -43,6 +43,7 @@ from replaybank.datasets.openx.streamed import (
 from replaybank.samplers.base import Sampler
 from replaybank.storages.base import Storage
 from replaybank.storages.layout import Key
+from replaybank.transforms.base import SampleTransform
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -494,8 +495,14 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         steps = len(self) if self._part is None else int(self.dataset.bounds[self._part, 1].sum())
         return (self.sample() for _ in range(max(1, steps // self.batch_size)))
 
+    def _refuse_related(self, also: tuple[SampleTransform, ...] = ()) -> None:
+        """A stream's steps come and go: nothing can be read of those around them."""
+        if also or self._transform.related is not None:
+            raise refusal("A sampling transform reads other steps than those that were drawn")
+
     def _pass(self, sampler: StreamSampler) -> Iterator[Any]:
         """One epoch of a stream."""
+        self._refuse_related()
         count, length = sampler.slicing.num_slices or 1, sampler.slicing.slice_len
         if self.batch_size is not None:
             count, length = sampler.slicing.of(self.batch_size)
@@ -513,10 +520,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         finally:
             run.close()
 
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         sampler = self._streamed
         if sampler is None:
-            return super()._draw(size, info_in_sample, collate_fn)
+            return super()._draw(size, info_in_sample, collate_fn, also)
+        self._refuse_related(also)
         with self._lock.lock:
             cuts = sampler.slices(*sampler.slicing.of(size))
             return Batch(self._assemble(join(cuts), info_in_sample, collate_fn), {}, False)
@@ -589,10 +603,13 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 state["_sampler"] = copy.copy(self._streamed)
         return state
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, Any]:
         if self._streamed is None:
-            return super().__repr__()
-        return f"{OpenXExperienceReplay.__name__}({self._streamed!r}, batch_size={self.batch_size})"
+            return {"dataset_id": self.dataset_id, **super()._facts()}
+        told: dict[str, Any] = {"dataset_id": self.dataset_id, "stream": self._streamed}
+        if len(self._transform):
+            told["transform"] = self._transform
+        return {**told, "batch_size": self._batch_size}
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
@@ -632,3 +649,5 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
 class _StreamedReplay(OpenXExperienceReplay, IterableDataset[Any]):
     """A streamed dataset: nothing but what tells a ``DataLoader`` to iterate, and not to ask for items."""
+
+    _known_as = OpenXExperienceReplay.__name__

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.datasets.openx.ahead import Ahead
 from replaybank.datasets.openx.cut import Cut, Cutter, stream_leaves
 from replaybank.datasets.openx.options import Slicing
@@ -429,9 +430,24 @@ class StreamSampler(Sampler):
         vars(self).update(state)
         self._epochs.share_memory_()
 
-    def __repr__(self) -> str:
-        source = self.stream.source
-        return f"{type(self).__name__}({source.name!r}, {self.share})"
+    def _facts(self) -> dict[str, Any]:
+        stream = self.stream
+        told: dict[str, Any] = {"source": stream.source.name}
+        split = getattr(stream.source, "split", None)
+        if split is not None:
+            told["split"] = split
+        if stream.episodes is not None:
+            told["episodes"] = stream.episodes
+        for name in ("num_slices", "slice_len", "pad"):
+            value = getattr(self.slicing, name)
+            if value is not None:
+                told[name] = value
+        if self.share.of > 1:
+            told["share"] = showing.Words(f"{self.share.number} of {self.share.of}")
+        told["shuffle"] = stream.shuffle
+        if stream.shuffle:
+            told["buffer"] = showing.memory(stream.buffer_bytes)
+        return told
 
 
 def refuse_parts(**parts: Any) -> None:

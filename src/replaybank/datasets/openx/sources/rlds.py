@@ -137,6 +137,10 @@ class RLDSSource:
         After an error in one record, reading can go on with ``start`` one beyond it, unless its length is
         corrupt: then the same error comes again.
 
+        Args:
+            shard: one of :meth:`shards`.
+            start: how many of its episodes to pass over.
+
         Raises:
             CorruptRecordError: a record is cut short or fails a checksum.
             DataFormatError: a record is not an episode of this dataset, or the shard has another number
