@@ -201,13 +201,12 @@ def learn(options: argparse.Namespace, folder: Path) -> None:
                 flush=True,
             )
     mixture.close()
-    if not options.data:
-        rate = success_rate(policy, normalize["steady"], camera, 4 if options.quick else 40)
-        print(
-            f"The arm comes to rest on {rate:.0%} of dots, after {time.process_time() - began:.0f} s of CPU"
-        )
+    if options.data:
+        return
+    rate = success_rate(policy, normalize["steady"], camera, 4 if options.quick else 40)
+    print(f"The arm comes to rest on {rate:.0%} of the dots, after {time.process_time() - began:.0f} s of CPU")
     if parts[1] > WANTED * parts[2]:
-        raise SystemExit(f"{parts[1]:.3f} is no {WANTED:.0%} of what always the mean action does.")
+        raise SystemExit(f"{parts[1]:.3f} is more than {WANTED:.0%} of {parts[2]:.3f}: it has not learnt.")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples"
 # What each is run with. It raises SystemExit where it has learned too little; other seeds than those it has
 # here do as well, so that rounding, which differs between machines, is of no account.
 RUNS = [
+    ("behaviour_cloning.py", ["--quick"]),
+    ("behaviour_cloning.py", ["--quick", "--streaming"]),
     ("dqn_cartpole.py", ["--compare", "--quick"]),
     ("her_bitflip.py", ["--quick"]),
     ("recurrent.py", ["--quick"]),
