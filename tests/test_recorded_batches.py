@@ -187,7 +187,7 @@ def _terminated(env: int, episode: int, step: int) -> bool:
     return step == length_of(env, episode) - 1 and (env + episode) % 3 != 0
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_batches_of_recorded_steps_follow_from_what_is_stored(seed: int) -> None:
     world = World(seed)
