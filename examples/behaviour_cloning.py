@@ -37,8 +37,8 @@ STRIDE = 4  # of neighbouring images, which are much alike, the network looks at
 HELD_OUT = 10  # one episode in so many is for judging
 WANTED = 0.8  # of the error of always predicting the mean action
 STATE = ("observation", "state")
-# What the policy must not see of the arm's state: the joints' speeds. They follow from its last commands, and it
-# would repeat those instead of looking (de Haan et al., "Causal Confusion in Imitation Learning", 2019).
+# What the policy must not see of the arm's state: the joints' speeds. They follow from its last commands, and
+# it would repeat those instead of looking (de Haan et al., "Causal Confusion in Imitation Learning", 2019).
 SPEEDS = [4, 5]
 
 Key = tuple[str, ...]
