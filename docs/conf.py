@@ -14,6 +14,7 @@ version = ".".join(release.split(".")[:2])
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -25,7 +26,7 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"replaybank {version}"
-html_static_path = ["pictures"]
+html_static_path = ["_static"]
 html_css_files = ["pictures.css"]
 
 # Prompts and outputs are not copied with an example.
@@ -37,6 +38,7 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False  # "Returns: Where it went: an int" is one sentence, no type
 napoleon_custom_sections = ["Complexity"]
 autodoc_default_options = {"members": True, "show-inheritance": True}
+autosummary_generate = False  # tables of what a page has, no pages of their own
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

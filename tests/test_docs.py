@@ -23,10 +23,9 @@ PAGES = [ROOT / "README.md", *DOCS]
 def test_the_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
     script = ROOT / "docs" / "pictures" / "draw.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=PATIENCE)
-    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    kept = {name: (script.parent / name).read_text(encoding="utf-8") for name in drawn}
-    assert drawn == kept
-    assert {path.name for path in script.parent.glob("*.svg")} <= set(drawn)
+    drawn = {path.relative_to(tmp_path): path.read_text("utf-8") for path in tmp_path.glob("*/*.*")}
+    assert drawn == {path: (ROOT / "docs" / path).read_text("utf-8") for path in drawn}
+    assert {path.name for path in script.parent.glob("*.svg")} <= {path.name for path in drawn}
 
 
 def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,11 +355,13 @@ PICTURES = [parts, trajectories, tree, ted, costs, robot]
 
 
 def main() -> None:
-    """Draw them all into a folder: that of the documentation, or the one that is named."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    """Draw them all into the documentation, or into the folder that is named, laid out alike."""
+    docs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1]
+    for folder in (docs / "pictures", docs / "_static"):
+        folder.mkdir(exist_ok=True)
     for picture in PICTURES:
-        picture().save(folder)
-    (folder / "pictures.css").write_text(css(), encoding="utf-8")
+        picture().save(docs / "pictures")
+    (docs / "_static" / "pictures.css").write_text(css(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -104,4 +104,7 @@ def test_entries_have_the_roles_that_their_names_say() -> None:
     assert roles.other == (("discount",),)
     cameras = [("observation", "wrist"), ("observation", "front"), ("next", "observation", "front")]
     roles = Roles.of([Entry(key, "image", (3, 8, 8), "uint8") for key in cameras])
-    assert roles.cameras == (cameras[1], cameras[0])
+    assert roles.cameras == (cameras[0], cameras[1])
+    cameras = [("observation", name) for name in ("image_1", "image_0", "wrist", "image_2")]
+    roles = Roles.of([Entry(key, "image", (3, 8, 8), "uint8") for key in cameras])
+    assert [key[1] for key in roles.cameras] == ["image_0", "image_1", "image_2", "wrist"]

@@ -46,11 +46,6 @@ _SIGNALS: Final[tuple[EndSignal, ...]] = (
 _DAMAGE = (LookupError, TypeError, AttributeError, RuntimeError)
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is what ``buffer.dumps`` writes."""
-    return (path / checkpoint.POINTER).is_file()
-
-
 @dataclass(frozen=True)
 class _Part:
     """One storage.
@@ -129,7 +124,7 @@ class BufferSubject:
         kinds: Mapping[str, str] = buffer.get("kinds") or {}
         label = f"{where}, " if where else ""
         storage = buffer.get("storage")
-        if storage is None and is_checkpoint(self._path / "storage"):
+        if storage is None and checkpoint.is_checkpoint(self._path / "storage"):
             storage = self._opened(self._path / "storage")
         states = storage.get("storages") if isinstance(storage, Mapping) else None
         parts: list[Any] = states if isinstance(states, list) else [storage]

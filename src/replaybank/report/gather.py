@@ -188,14 +188,11 @@ def add_findings(found: Gathered, about: About) -> None:
         found.findings += priority_findings(sampling)
     for note in about.notes:
         known = note.startswith(KNOWN)
-        text = note.removeprefix(KNOWN)
-        found.findings.append(
-            Finding(
-                "warning" if known else "note",
-                _sentence(text),
-                "The catalog of datasets knows this of the data as they were published." if known else "",
-            )
-        )
+        title, _, rest = note.removeprefix(KNOWN).partition(": ")
+        text = "The catalog of datasets knows this of the data as they were published." if known else ""
+        if rest:
+            text = f"{_sentence(rest)} {text}".rstrip()
+        found.findings.append(Finding("warning" if known else "note", _sentence(title), text))
     found.findings.sort(key=lambda finding: LEVELS.index(finding.level))
 
 

@@ -251,9 +251,16 @@ class Roles:
             tuple(state),
             tuple(key for key in numbers if key not in action and key not in state),
             tuple(e.key for e in entries if e.kind == "text" and e.looked and not _is_next(e.key)),
-            tuple(sorted(e.key for e in entries if e.kind == "image" and e.looked and not _is_next(e.key))),
+            _counted_up([e.key for e in entries if e.kind == "image" and e.looked and not _is_next(e.key)]),
             tuple(times),
         )
+
+
+def _counted_up(keys: Sequence[Key]) -> tuple[Key, ...]:
+    """Keys in their order, but those that differ in a number only together and in the order of that."""
+    stems = [tuple(re.sub(r"\d+", "0", part) for part in key) for key in keys]
+    places = {stem: stems.index(stem) for stem in stems}
+    return tuple(sorted(keys, key=lambda key: (places[stems[keys.index(key)]], key)))
 
 
 def _is_next(key: Key) -> bool:

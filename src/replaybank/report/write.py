@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from replaybank.checkpoint import POINTER
+from replaybank import checkpoint
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.files import is_url
 from replaybank.datasets.openx.sources.open import open_source
-from replaybank.report.buffers import BufferSubject, is_checkpoint
+from replaybank.report.buffers import BufferSubject
 from replaybank.report.converted import ConvertedSubject
 from replaybank.report.gather import add_findings, gather
 from replaybank.report.look import Progress, Roles, Subject
@@ -153,7 +153,7 @@ def _subject(path: EpisodeSource | str | os.PathLike[str], split: str | None) ->
     place = os.fspath(path)
     folder = Path(os.path.expanduser(place))
     if not is_url(place) and folder.is_dir():
-        if is_checkpoint(folder):
+        if checkpoint.is_checkpoint(folder):
             _no_split(split, place, "a checkpoint of a buffer")
             buffer = BufferSubject(folder)
             try:
@@ -173,7 +173,9 @@ def _subject(path: EpisodeSource | str | os.PathLike[str], split: str | None) ->
         source = open_source(place, split=split or "train", allow_missing_shards=True)
     except FileNotFoundError as error:
         if folder.is_dir() and not error.filename:
-            raise FileNotFoundError(f"{error}, nor the checkpoint of a buffer ({POINTER})") from error
+            raise FileNotFoundError(
+                f"{error}, nor the checkpoint of a buffer ({checkpoint.POINTER})"
+            ) from error
         raise
     yield PublishedSubject(source)
 

@@ -148,6 +148,16 @@ class SampleTransform(ABC):
     level: ClassVar[int]
     """Views of lower levels lie below those of higher ones."""
 
+    @property
+    def steps_before(self) -> int:
+        """How many steps are to be read in front of each slice."""
+        return 0
+
+    @property
+    def padded_key(self) -> InfoKey:
+        """Where it is marked which of these only stand for steps that are not there."""
+        return "padded"
+
     def __init__(self, end_key: InfoKey | None = None, traj_key: InfoKey | None = None) -> None:
         self.end_key = None if end_key is None else key_of("end_key", end_key)
         self.traj_key = None if traj_key is None else key_of("traj_key", traj_key)
@@ -192,6 +202,20 @@ def path_of(name: str, key: Any) -> Key:
 def shown(key: Key) -> InfoKey:
     """A path as users write it."""
     return key[0] if len(key) == 1 else key
+
+
+def ends_of(transform: SampleTransform, ends: Tensor | None) -> Tensor:
+    """Where the slices of a batch end, for a transform that is for slices.
+
+    Raises:
+        RuntimeError: it is not made of slices.
+    """
+    if ends is None:
+        raise RuntimeError(
+            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. Use "
+            "a SliceSampler, or one of its kin, with a truncated_key."
+        )
+    return ends
 
 
 def over_items(flags: Tensor, values: Tensor) -> Tensor:

@@ -12,7 +12,16 @@ from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import first_steps
-from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
+from replaybank.transforms.base import (
+    NEXT,
+    Drawn,
+    SampleTransform,
+    StepView,
+    ends_of,
+    over_items,
+    path_of,
+    shown,
+)
 
 _ENDS = ("done", "terminated", "truncated")
 
@@ -75,7 +84,7 @@ class BurnIn(SampleTransform):
         ...     sampler=SliceSampler(slice_len=9),
         ...     transform=BurnIn(2, extend=True),
         ...     batch_size=9,
-        ...     generator=torch.Generator().manual_seed(3),
+        ...     generator=torch.Generator().manual_seed(5),
         ... )
         >>> batch = buffer.sample()
         >>> batch["step"].tolist()
@@ -110,6 +119,11 @@ class BurnIn(SampleTransform):
         return shown(self._mask)
 
     @property
+    def steps_before(self) -> int:
+        """How many steps are to be read in front of each slice."""
+        return self.n if self.extend else 0
+
+    @property
     def padded_key(self) -> InfoKey:
         """Where the mark of steps is put that only stand for others."""
         return shown(self._padded)
@@ -120,23 +134,10 @@ class BurnIn(SampleTransform):
         Raises:
             RuntimeError: the batch is not made of slices.
         """
-        marks = {self._mask: first_steps(self.ends_of(drawn.ends), self.n)}
+        marks = {self._mask: first_steps(ends_of(self, drawn.ends), self.n)}
         if self.extend and drawn.padded is not None:
             marks[self._padded] = drawn.padded.unsqueeze(-1)
         return _Marked(below, marks, drawn.padded)
-
-    def ends_of(self, ends: Tensor | None) -> Tensor:
-        """Where the slices of a batch end.
-
-        Raises:
-            RuntimeError: it is not made of slices.
-        """
-        if ends is None:
-            raise RuntimeError(
-                f"{self!r} is for the first steps of slices, and the sampler does not say where they end. "
-                "Use a SliceSampler, or one of its kin, with a truncated_key."
-            )
-        return ends
 
     def _facts(self) -> dict[str, Any]:
         return {"n": self.n, **({"extend": True} if self.extend else {})}

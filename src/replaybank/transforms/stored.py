@@ -17,8 +17,7 @@ from replaybank.storages.layout import LeafPlace
 from replaybank.storages.tensor import TensorStorage
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import lengthen
-from replaybank.transforms.base import Drawn, SampleTransform, StepView, shown
-from replaybank.transforms.burn_in import BurnIn
+from replaybank.transforms.base import Drawn, SampleTransform, StepView, ends_of, shown
 
 Slicings: TypeAlias = "dict[tuple[InfoKey | None, InfoKey | None], Slicing]"
 """Trajectory indices by the keys that say where trajectories end."""
@@ -42,7 +41,7 @@ class Related:
 
     def __init__(self, transforms: Sequence[SampleTransform], slicings: Slicings) -> None:
         self._transforms = sorted(transforms, key=lambda transform: transform.level)
-        extending = [each for each in self._transforms if isinstance(each, BurnIn) and each.extend]
+        extending = [each for each in self._transforms if each.steps_before]
         if len(extending) > 1:
             raise ValueError(
                 f"{extending} would each put steps before the slices of a batch: give one of them."
@@ -65,17 +64,16 @@ class Related:
         Raises:
             RuntimeError: the batch is not made of slices.
         """
-        burn_in = self._extending
-        if burn_in is None or burn_in.padded_key in info:
+        transform = self._extending
+        if transform is None or transform.padded_key in info:
             return index, info
-        ends = burn_in.ends_of(slice_ends(sampler, info)).reshape(-1).cpu().contiguous()
-        slicing = self._slicing(burn_in, sampler)
-        found = slicing.index_of(storage)
+        ends = ends_of(transform, _flags(slice_ends(sampler, info)))
+        found = self._slicing(transform, sampler).index_of(storage)
         found.sync(storage, found.min_length)
-        slots, source, padded = lengthen(found, _slots_of(index, storage.shape), ends, burn_in.n)
+        slots, source, padded = lengthen(found, _slots_of(index, storage.shape), ends, transform.steps_before)
         return _index_like(index, slots, storage), {
             **lengthened_info(sampler, info, source, ends.numel()),
-            burn_in.padded_key: padded.unsqueeze(-1).to(storage.device or "cpu"),
+            transform.padded_key: padded.unsqueeze(-1).to(storage.device or "cpu"),
         }
 
     def __call__(

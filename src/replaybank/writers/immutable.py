@@ -16,6 +16,14 @@ class ImmutableDatasetWriter(Writer):
 
     Args:
         compilable: see :class:`Writer`.
+
+    Example:
+        >>> from replaybank import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10), writer=ImmutableDatasetWriter())
+        >>> buffer.extend([1, 2])
+        Traceback (most recent call last):
+            ...
+        RuntimeError: This dataset is read-only. ...
     """
 
     def add(self, data: Any) -> Any:

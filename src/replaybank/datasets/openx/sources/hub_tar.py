@@ -80,6 +80,21 @@ class HubTarSource:
         ValueError: another split was asked for.
         DataFormatError: the folder holds several datasets, or no episode can be read.
         UnsafePickleError: the first pickle names something that is not data; nothing of it has been run.
+
+    Example:
+        >>> import io, pickle, tarfile, tempfile
+        >>> import numpy as np
+        >>> step = {"observation": {"state": np.zeros(2, np.float32)}, "action": np.ones(1, np.float32)}
+        >>> content = pickle.dumps({"steps": [step, step]})
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with tarfile.open(folder.name + "/toy_00000.tar", "w") as tar:
+        ...     member = tarfile.TarInfo("toy_0.data.pickle")
+        ...     member.size = len(content)
+        ...     tar.addfile(member, io.BytesIO(content))
+        >>> source = HubTarSource(folder.name)
+        >>> next(source.episodes(source.shards()[0])).steps[("action",)].tolist()
+        [[1.0], [1.0]]
+        >>> folder.cleanup()
     """
 
     form: Final = "tar shards"
