@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from replaybank import showing
 from replaybank.buffers import parts
 from replaybank.buffers.collate import collate
 from replaybank.buffers.locks import BufferLock, renew_after_fork
@@ -448,15 +449,25 @@ class ComposedBuffer(Stateful):
             self._keep_out_of_graphs((self._storage, self._writer))
         self._take_ahead(ahead)
 
-    def __repr__(self) -> str:
-        name = type(self).__name__
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells, without the lock: whoever holds it may hold it long."""
         if self._recipe is not None:
-            return f"{name}(not initialized, batch_size={self._batch_size})"
-        shown: dict[str, Any] = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
+            return {"": showing.Words("not initialized"), "batch_size": self._batch_size}
+        told: dict[str, Any] = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
         if len(self._transform):
-            shown["transform"] = self._transform
-        lines = "".join(f"    {key}={value!r},\n" for key, value in shown.items())
-        return f"{name}(\n{lines}    batch_size={self._batch_size},\n    items={len(self._storage)},\n)"
+            told["transform"] = self._transform
+        return {**told, **self._settings(), "batch_size": self._batch_size, "items": len(self._storage)}
+
+    def _settings(self) -> dict[str, Any]:
+        """What was set and is not so by default."""
+        settings = {"prefetch": self._prefetch, "pin_memory": self._pin, "shared": self._shared}
+        return {name: value for name, value in settings.items() if value}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self, lines=getattr(self, "_recipe", {}) is None)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 # What Python says of wrong arguments names this, and those who call it know the class that they call.

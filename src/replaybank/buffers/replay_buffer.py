@@ -15,6 +15,7 @@ from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
 from replaybank.buffers.parts import batch_size_of, copy_of, draw_of
 from replaybank.buffers.prefetch import Batch
+from replaybank.progress import watched_bytes
 from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
 from replaybank.storages._tensordict import leaf_of
@@ -89,6 +90,13 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             TypeError: ``data`` is None, or of dtypes that do not fit; nothing has been written.
             ValueError: its keys or shapes do not fit what is stored; nothing has been written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer.add({"x": torch.tensor(1.0)}), buffer.add({"x": torch.tensor(2.0)})
+            (0, 1)
         """
         with self._writing:
             return self._add(data)[0]
@@ -133,6 +141,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Complexity:
             O(B).
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer.extend({"x": torch.arange(3)}), buffer.extend({"x": torch.arange(3, 6)})
+            (tensor([0, 1, 2]), tensor([3, 0, 1]))
+            >>> buffer[:]["x"]
+            tensor([4, 5, 2, 3])
         """
         if update_priority:
             raise TypeError(
@@ -188,6 +205,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Args:
             empty_write_count: count writes from zero again.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.empty()
+            >>> len(buffer), buffer.write_count
+            (0, 0)
         """
         with self._writing:
             self._writer.empty(empty_write_count=empty_write_count)
@@ -209,6 +235,17 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> _ = buffer.set_sampler(PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.update_priority([0, 1], 0.0)
+            >>> buffer.sample(4)
+            tensor([2, 2, 2, 2])
         """
         self._ready()
         if isinstance(index, tuple):
@@ -225,6 +262,18 @@ class ReplayBuffer(ComposedBuffer):
         Args:
             index: as for :meth:`update_priority`.
             generation: as for :meth:`update_priority`.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> _ = buffer.set_sampler(PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.update_priority([0, 1, 2], torch.tensor([4.0, 0.0, 1.0]))
+            >>> buffer.mark_update([1])  # likely again: as much as a new item
+            >>> buffer.sampler.weights[:3].tolist()
+            [4.0, 4.0, 1.0]
         """
         self._ready()
         stamped = generation is not None and takes_generation(self._sampler.mark_update)
@@ -246,6 +295,15 @@ class ReplayBuffer(ComposedBuffer):
             RuntimeError: nothing is stored, or there is no batch size.
             TypeError: ``batch_size`` is no integer.
             ValueError: ``batch_size`` is less than 1, or one that the sampler cannot give.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend({"x": torch.arange(3)})
+            >>> batch, info = buffer.sample(16, return_info=True)
+            >>> batch["x"].shape, bool((batch["x"] == info["index"]).all())
+            (torch.Size([16]), True)
         """
         batch = self._next_batch(batch_size)
         return (batch.data, batch.info) if return_info else batch.data
@@ -344,7 +402,19 @@ class ReplayBuffer(ComposedBuffer):
         return batch.data, batch.ran_out
 
     def next(self) -> Any:
-        """The next batch of an iteration; None at its end, after which a new one begins."""
+        """The next batch of an iteration; None at its end, after which a new one begins.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+            >>> from replaybank.samplers import SamplerWithoutReplacement
+            >>> _ = buffer.set_sampler(SamplerWithoutReplacement(shuffle=False))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.next(), buffer.next(), buffer.next()
+            (tensor([0, 1]), tensor([2]), None)
+        """
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = iter(self)
@@ -429,6 +499,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Args:
             hook: is given the state, a dict that it may change, and returns the one to be saved.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> def note(state):
+            ...     return {**state, "note": "before the holidays"}
+            >>> buffer.register_save_hook(note)
+            >>> buffer.register_load_hook(lambda state: {key: state[key] for key in state if key != "note"})
         """
         self._save_hooks.append(hook)
 
@@ -441,7 +520,18 @@ class ReplayBuffer(ComposedBuffer):
         self._load_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead."""
+        """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> again = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> again.load_state_dict(buffer.state_dict())
+            >>> again[:]
+            tensor([0, 1, 2])
+        """
         self._ready()
         with self._lock.lock:
             return saving.state_of(self)
@@ -462,7 +552,9 @@ class ReplayBuffer(ComposedBuffer):
         with self._writing:
             saving.take_over(self, state_dict)
 
-    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dumps(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """Save everything into the directory ``path``, atomically.
 
         Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile (between
@@ -474,16 +566,31 @@ class ReplayBuffer(ComposedBuffer):
             path: a directory; made if missing.
             keep: number of earlier saves that stay in it (see :func:`replaybank.checkpoint.load`).
             allow_pickle: pickle items of a :class:`ListStorage` that are no tensors or plain values.
+            progress: show the bytes written, if it takes long; by default where the error output is a
+                terminal.
 
         Raises:
             TypeError: there are such items and ``allow_pickle`` is not set, or a save hook returned no state;
                 nothing has been saved.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> import tempfile
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> again = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     buffer.dumps(folder)
+            ...     again.loads(folder)
+            >>> again[:]
+            tensor([0, 1, 2])
         """
         self._ready()
-        with self._lock.paused_writing():
+        with watched_bytes("Saving", progress), self._lock.paused_writing():
             saving.dump(self, path, keep=keep, allow_pickle=allow_pickle)
 
-    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """Take over what :meth:`dumps` left in ``path``; warns if a later save was not finished.
 
         The buffer may have another capacity, as long as the items fit: samplers and writers go on as they
@@ -493,6 +600,7 @@ class ReplayBuffer(ComposedBuffer):
         Args:
             path: the directory.
             allow_pickle: unpickle what was pickled. This can run any code: only for files you trust.
+            progress: show the bytes read, if it takes long; by default where the error output is a terminal.
 
         Raises:
             FileNotFoundError: nothing was saved there.
@@ -501,20 +609,44 @@ class ReplayBuffer(ComposedBuffer):
                 changed.
             TypeError: a load hook returned no state; nothing has been changed.
         """
-        with self._writing:
+        with watched_bytes("Loading", progress), self._writing:
             saving.restore(self, path, allow_pickle=allow_pickle)
 
-    def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
-        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
+    def save(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
+        """The same as :meth:`dumps`.
 
-    def dump(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
-        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+            progress: see there.
+        """
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle, progress=progress)
 
-    def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
-        """The same as :meth:`loads`."""
-        self.loads(path, allow_pickle=allow_pickle)
+    def dump(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+            progress: see there.
+        """
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle, progress=progress)
+
+    def load(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
+        """The same as :meth:`loads`.
+
+        Args:
+            path: see :meth:`loads`.
+            allow_pickle: see there.
+            progress: see there.
+        """
+        self.loads(path, allow_pickle=allow_pickle, progress=progress)
 
 
 def _refuse_none(data: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tensordict import is_tensor_collection
 
+from replaybank import showing
 from replaybank.transforms.base import SampleTransform
 from replaybank.transforms.stored import Related, Slicings
 
@@ -155,8 +156,18 @@ class TransformChain:
     def __iter__(self) -> Iterator[Any]:
         return (link.transform for link in self._links)
 
+    def _facts(self) -> dict[str, Any]:
+        """What its table in a notebook tells."""
+        links = (
+            link.transform if isinstance(link.transform, SampleTransform) else link for link in self._links
+        )
+        return {"": showing.Parts(links)}
+
     def __repr__(self) -> str:
-        return f"TransformChain([{', '.join(map(repr, self._links))}])"
+        return f"TransformChain([{', '.join(showing.told(link) for link in self._links)}])"
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 class _Link:
@@ -176,5 +187,5 @@ class _Link:
         return data if inverse is None else inverse(data)
 
     def __repr__(self) -> str:
-        name = getattr(self.transform, "__qualname__", None) or repr(self.transform)
+        name = getattr(self.transform, "__qualname__", None) or showing.told(self.transform)
         return f"inverse of {name}" if self.inverted else str(name)

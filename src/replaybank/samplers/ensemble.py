@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import StrPath, load, save
 from replaybank.samplers.arguments import batch_of, takes_generation, whole
 from replaybank.samplers.base import InfoKey, Sampler
@@ -442,13 +443,15 @@ class SamplerEnsemble(Sampler):
             sampler.load_state_dict(part)
         self.load_own_state(state)
 
-    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dumps(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """Save the parts into directories ``0``, ``1``, ... of ``path``, made if missing; the rest beside."""
         for number, sampler in enumerate(self._samplers):
             sampler.dumps(Path(path) / str(number), keep=keep, allow_pickle=allow_pickle)
         save(path, self.own_state(), keep=keep)
 
-    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """Take over what :meth:`dumps` left in ``path``.
 
         Raises:
@@ -465,5 +468,11 @@ class SamplerEnsemble(Sampler):
             self._load(before)
             raise
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self._samplers))})"
+    def _facts(self) -> dict[str, Any]:
+        return {"": showing.Parts(self._samplers), **drawn(self.arguments)}
+
+
+def drawn(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """How parts are drawn, as a repr tells it: what differs from the default."""
+    told = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    return {name: v.tolist() if isinstance(v, Tensor) else v for name, v in told.items()}

@@ -13,6 +13,7 @@ from torch import Tensor
 from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import batch_of, key_of, whole
 from replaybank.samplers.base import FromItems, InfoKey, SampledStorage, unravel_columns
+from replaybank.showing import Words
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.index import Slices, TrajectoryIndex
 from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal, Key, comparable
@@ -357,6 +358,21 @@ def _no_tensordict(storage: SampledStorage) -> RuntimeError:
         "no tensors by key, and the sampler needs them to read where trajectories end. Keep TensorDicts (or "
         "dicts of tensors) in a LazyTensorStorage, or give ends or trajectories."
     )
+
+
+def slices_told(
+    num_slices: int | None, slice_len: int | None, slicing: Slicing, strict_length: bool
+) -> dict[str, Any]:
+    """What the repr of a sampler of slices tells."""
+    told: dict[str, Any] = {"slice_len": slice_len} if slice_len else {"num_slices": num_slices}
+    for name in ("ends", "trajectories"):
+        given = getattr(slicing, name)
+        if given is not None:
+            told[name] = Words(f"{list(given.shape)} given")
+    if slicing.ends is None and slicing.trajectories is None:
+        named = {"end_key": (slicing.end_key, _END_KEY), "traj_key": (slicing.traj_key, _TRAJ_KEY)}
+        told.update({name: key for name, (key, default) in named.items() if key != default})
+    return told if strict_length else {**told, "strict_length": False}
 
 
 def _candidates(end_key: InfoKey | None, traj_key: InfoKey | None) -> tuple[EndSignal, ...]:

@@ -123,10 +123,10 @@ class EncodedTable:
         """Where the leaves lie that are no images."""
         return self._inner.stored_layout
 
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes that the images take."""
-        return sum(column.strings.taken_bytes + 8 * self.items for column in self._columns)
+    def taken_bytes(self, items: int) -> int:
+        """Bytes of the other leaves, and the most that the encoded images ever took. O(cameras)."""
+        images = sum(column.strings.taken_bytes + 8 * items for column in self._columns)
+        return self._inner.taken_bytes(items) + images
 
     # --- reading ---------------------------------------------------------------------------------------
 

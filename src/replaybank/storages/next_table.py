@@ -167,11 +167,9 @@ class NextTable:
         """Items whose next observation is kept aside now."""
         return int(self._counts[0] - self._counts[1])
 
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes that the items written take: stored leaves, and the most that was ever kept aside."""
-        written = int((self._place != 0).sum())
-        return written * (self._main.layout.item_bytes + 8) + int(self._counts[0]) * self._slot_bytes
+    def taken_bytes(self, items: int) -> int:
+        """Bytes of the stored leaves, what tells where the others are, and the most ever kept aside. O(1)."""
+        return self._main.taken_bytes(items) + 8 * items + int(self._counts[0]) * self._slot_bytes
 
     # --- reading ---------------------------------------------------------------------------------------
 

@@ -56,6 +56,10 @@ class Table(Protocol):
         """Where the leaves lie that are kept as they are."""
         ...
 
+    def taken_bytes(self, items: int) -> int:
+        """Bytes that the first ``items`` items take, which are those that have been written."""
+        ...
+
     def gather(self, index: Tensor, valid: int) -> list[Tensor]:
         """Copies of the items ``index``, each in ``[-valid, valid)``; raises IndexError."""
         ...
@@ -261,6 +265,10 @@ class LeafTable:
     def stored_layout(self) -> RowLayout:
         """Where the leaves lie."""
         return self.layout
+
+    def taken_bytes(self, items: int) -> int:
+        """Bytes that the first ``items`` items take. O(1)."""
+        return items * self.layout.item_bytes
 
     # --- reading ---------------------------------------------------------------------------------------
 

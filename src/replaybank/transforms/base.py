@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
@@ -186,6 +187,16 @@ class SampleTransform(ABC):
     def __call__(self, data: Any) -> Any:
         """Items read without being sampled stay as they are."""
         return data
+
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells: its settings."""
+        return {}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def path_of(name: str, key: Any) -> Key:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -138,8 +139,8 @@ class BurnIn(SampleTransform):
             marks[self._padded] = drawn.padded.unsqueeze(-1)
         return _Marked(below, marks, drawn.padded)
 
-    def __repr__(self) -> str:
-        return f"BurnIn(n={self.n}{', extend=True' if self.extend else ''})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n": self.n, **({"extend": True} if self.extend else {})}
 
 
 class _Marked(StepView):

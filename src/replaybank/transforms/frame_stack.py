@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,8 +130,8 @@ class FrameStack(SampleTransform):
         value = None if self.padding == "same" else self.padding_value
         return _Frames(below, drawn, self.n, self.dim, value, stacks)
 
-    def __repr__(self) -> str:
-        return f"FrameStack(n={self.n}, dim={self.dim}, in_keys={self.in_keys})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n": self.n, "dim": self.dim, "in_keys": self.in_keys}
 
 
 class _Stack(NamedTuple):

@@ -165,8 +165,8 @@ class HindsightRelabel(SampleTransform):
         sources = choose(drawn.trajectories, last, self.strategy, drawn.randoms(last.numel()))
         return (sources, relabelled) if slice_of is None else (sources[slice_of], relabelled[slice_of])
 
-    def __repr__(self) -> str:
-        return f"HindsightRelabel(strategy={self.strategy!r}, ratio={self._ratio:g})"
+    def _facts(self) -> dict[str, Any]:
+        return {"strategy": self.strategy, "ratio": self._ratio}
 
 
 class _Relabelled(StepView):

@@ -146,8 +146,8 @@ class NStep(SampleTransform):
             )
         return _Returns(below, drawn, self._n_steps, self._gamma, self._rewards, entries)
 
-    def __repr__(self) -> str:
-        return f"NStep(n_steps={self._n_steps}, gamma={self._gamma:g})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n_steps": self._n_steps, "gamma": self._gamma}
 
 
 class _Run:

@@ -56,25 +56,43 @@ class StoredFrames:
         out = torch.empty((len(flat), *self._leaf.shape), dtype=self._leaf.dtype)
         ask_large_pages(out)
         pixels = out.numpy()
-        ends = self._ends[flat].tolist()
-        starts = torch.where(flat > 0, self._ends[(flat - 1).clamp(min=0)], 0).tolist()
+        contents = self.contents(flat)
         numbers = flat.tolist()
 
         def decode(k: int) -> None:
-            start, end = starts[k], ends[k]
-            if not 0 <= start <= end <= len(self._bytes):
-                raise DataFormatError(f"{self._folder}: step {numbers[k]}: its frame lies nowhere; {ANEW}")
-            if start == end:
+            if not contents[k]:
                 pixels[k] = 0
                 return
             where = f"{self._folder}: {'/'.join(self._leaf.key)}: step {numbers[k]}"
-            decoded = decode_frames([self._bytes[start:end]], self._spec, where)
+            decoded = decode_frames([contents[k]], self._spec, where)
             if self._bgr:
                 decoded = swapped(decoded)
             channels_first(decoded, pixels[k : k + 1])
 
         share_out(len(flat), self._leaf.bytes, decode)
         return out.view(*steps.shape, *self._leaf.shape)
+
+    @property
+    def bgr(self) -> bool:
+        """Whether the bytes have blue first."""
+        return self._bgr
+
+    def contents(self, steps: Tensor) -> list[memoryview]:
+        """The bytes of frames as they are stored, none where there is no frame. O(steps).
+
+        Args:
+            steps: int64 ``[n]``, each the number of a step.
+
+        Raises:
+            DataFormatError: a frame lies outside its file.
+        """
+        ends = self._ends[steps].tolist()
+        starts = torch.where(steps > 0, self._ends[(steps - 1).clamp(min=0)], 0).tolist()
+        spans = list(zip(steps.tolist(), starts, ends, strict=True))
+        for number, start, end in spans:
+            if not 0 <= start <= end <= len(self._bytes):
+                raise DataFormatError(f"{self._folder}: step {number}: its frame lies nowhere; {ANEW}")
+        return [self._bytes[start:end] for _, start, end in spans]
 
     def with_next(self, steps: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Frames of steps and of the steps behind them, each decoded once. O(pixels).

@@ -17,6 +17,7 @@ from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
 from replaybank.datasets.openx.sources.connection import RETRY, Retry
 from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, is_http
+from replaybank.progress import Bar
 from replaybank.storages.capacity import human
 
 try:
@@ -28,11 +29,15 @@ WRITTEN = 1 << 18
 """Bytes that are written at a time: as many are lost when a download is killed."""
 PART = ".part"
 """Behind the name of a file that is not whole yet."""
+KEPT_PART = 4
+"""Of the free disk: what shards that will be read once more may take; the dataset itself needs the rest."""
 NOTE = ".part.json"
 """Behind the name of what says which file the part is of."""
 
 
-def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) -> Path:
+def download(
+    url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY, progress: bool | None = False
+) -> Path:
     """Download a file. It gets its name only when it is whole; one that is there already is left as it is.
 
     Interrupted at any instant, the same call goes on at the byte where it stopped, unless the file behind the
@@ -42,6 +47,7 @@ def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) ->
         url: http or https.
         dest: the file to make.
         retry: how long to go on trying.
+        progress: show a progress bar; None: where the error output is a terminal.
 
     Returns:
         The path of the file.
@@ -57,11 +63,12 @@ def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) ->
     with _claimed(target) as part:
         if part is None:
             return target
-        try:
-            _fetch(url, target, part, retry)
-        except ChangedError:
-            part.truncate(0)
-            _fetch(url, target, part, retry)
+        with Bar(target.name, "B", show=progress) as bar:
+            try:
+                _fetch(url, target, part, retry, bar)
+            except ChangedError:
+                part.truncate(0)
+                _fetch(url, target, part, retry, bar)
         part.flush()
         os.fsync(part.fileno())
         os.replace(_beside(target, PART), target)
@@ -70,7 +77,7 @@ def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) ->
     return target
 
 
-def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry) -> None:
+def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry, bar: Bar) -> None:
     note = _beside(target, NOTE)
     have = part.seek(0, os.SEEK_END)
     size, tag = _noted(note, url)
@@ -93,6 +100,8 @@ def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry) -> None:
                 )
         while piece := source.read1(WRITTEN):
             part.write(piece)
+            have += len(piece)
+            bar.reach(have, source.size)
 
 
 def _noted(note: Path, url: str) -> tuple[int | None, str | None]:
@@ -140,10 +149,14 @@ class DownloadedSource:
     Args:
         source: the episodes.
         folder: for the shards; made when it is needed.
+        progress: show a progress bar of each download; None: where the error output is a terminal.
     """
 
-    def __init__(self, source: EpisodeSource, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, source: EpisodeSource, folder: str | os.PathLike[str], *, progress: bool | None = False
+    ) -> None:
         self.source = source
+        self.progress = progress
         self.folder = Path(folder)
         self.name: str = source.name
         self.fields: Mapping[Key, FieldSpec] = source.fields
@@ -151,6 +164,17 @@ class DownloadedSource:
         self.corrections: Any = getattr(source, "corrections", None)
         self.version: str = getattr(source, "version", "")
         self.split: str = getattr(source, "split", "train")
+        self._room = 0
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep shards that are read meanwhile for when they are read again, up to a part of the free disk."""
+        folder = next(path for path in self.folder.absolute().parents if path.is_dir())
+        self._room = shutil.disk_usage(folder).free // KEPT_PART
+        try:
+            yield
+        finally:
+            self._room = 0
 
     def shards(self) -> Sequence[Shard]:
         """The shards of the source, where they are published."""
@@ -166,9 +190,13 @@ class DownloadedSource:
             yield from self.source.episodes(shard, start)
             return
         name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
-        path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"))
+        path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"), progress=self.progress)
         yield from self.source.episodes(replace(shard, path=str(path)), start)
-        path.unlink(missing_ok=True)
+        size = path.stat().st_size
+        if size <= self._room:
+            self._room -= size
+        else:
+            path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove what is left of the downloads."""
