@@ -133,7 +133,7 @@ def save(
             fsync_directory(root)
             kept = [entry, *complete[:keep]]
             lines = "".join(f"{save.folder} {save.size} {save.crc32:08x}\n" for save in kept)
-            _replace_file(root / POINTER, f"{lines}{zlib.crc32(lines.encode()):08x}\n".encode())
+            write_atomically(root / POINTER, f"{lines}{zlib.crc32(lines.encode()):08x}\n".encode())
         except BaseException:
             # Not once the pointer names it: an interrupt may come between the two.
             if all(save.folder != folder.name for save in _complete_saves(root)):
@@ -270,7 +270,7 @@ def write_json_atomically(path: StrPath, obj: Any) -> None:
         TypeError, ValueError: ``obj`` is no JSON (NaN is none); the file is as it was.
     """
     text = json.dumps(obj, indent=1, allow_nan=False)
-    _replace_file(Path(path), (text + "\n").encode())
+    write_atomically(Path(path), (text + "\n").encode())
 
 
 # --- the pointer -----------------------------------------------------------------------------------------
@@ -316,7 +316,8 @@ def _lock(root: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace_file(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step: whoever opens it finds the old content or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
