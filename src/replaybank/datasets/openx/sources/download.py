@@ -17,6 +17,7 @@ from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
 from replaybank.datasets.openx.sources.connection import RETRY, Retry
 from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, is_http
+from replaybank.progress import Bar
 from replaybank.storages.capacity import human
 
 try:
@@ -34,7 +35,9 @@ NOTE = ".part.json"
 """Behind the name of what says which file the part is of."""
 
 
-def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) -> Path:
+def download(
+    url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY, progress: bool | None = False
+) -> Path:
     """Download a file. It gets its name only when it is whole; one that is there already is left as it is.
 
     Interrupted at any instant, the same call goes on at the byte where it stopped, unless the file behind the
@@ -44,6 +47,7 @@ def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) ->
         url: http or https.
         dest: the file to make.
         retry: how long to go on trying.
+        progress: show a progress bar; None: where the error output is a terminal.
 
     Returns:
         The path of the file.
@@ -59,11 +63,12 @@ def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) ->
     with _claimed(target) as part:
         if part is None:
             return target
-        try:
-            _fetch(url, target, part, retry)
-        except ChangedError:
-            part.truncate(0)
-            _fetch(url, target, part, retry)
+        with Bar(target.name, "B", show=progress) as bar:
+            try:
+                _fetch(url, target, part, retry, bar)
+            except ChangedError:
+                part.truncate(0)
+                _fetch(url, target, part, retry, bar)
         part.flush()
         os.fsync(part.fileno())
         os.replace(_beside(target, PART), target)
@@ -72,7 +77,7 @@ def download(url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY) ->
     return target
 
 
-def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry) -> None:
+def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry, bar: Bar) -> None:
     note = _beside(target, NOTE)
     have = part.seek(0, os.SEEK_END)
     size, tag = _noted(note, url)
@@ -95,6 +100,8 @@ def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry) -> None:
                 )
         while piece := source.read1(WRITTEN):
             part.write(piece)
+            have += len(piece)
+            bar.reach(have, source.size)
 
 
 def _noted(note: Path, url: str) -> tuple[int | None, str | None]:
@@ -142,10 +149,14 @@ class DownloadedSource:
     Args:
         source: the episodes.
         folder: for the shards; made when it is needed.
+        progress: show a progress bar of each download; None: where the error output is a terminal.
     """
 
-    def __init__(self, source: EpisodeSource, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, source: EpisodeSource, folder: str | os.PathLike[str], *, progress: bool | None = False
+    ) -> None:
         self.source = source
+        self.progress = progress
         self.folder = Path(folder)
         self.name: str = source.name
         self.fields: Mapping[Key, FieldSpec] = source.fields
@@ -179,7 +190,7 @@ class DownloadedSource:
             yield from self.source.episodes(shard, start)
             return
         name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
-        path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"))
+        path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"), progress=self.progress)
         yield from self.source.episodes(replace(shard, path=str(path)), start)
         size = path.stat().st_size
         if size <= self._room:
