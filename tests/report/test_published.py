@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hub_shards import pixels, write_hub
+from lerobot_files import shown_numbers, write_lerobot
 from memory_source import MemorySource, episode
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.sources.base import Episode
@@ -163,3 +165,15 @@ def test_joints_of_lerobot_have_the_names_that_the_data_gives() -> None:
     assert not about.rewarded
     frames = looks[1].frames["observation", "images", "cam_high"]([100])
     assert frames.shape == (1, 480, 640, 3)
+
+
+def test_tar_shards_and_new_lerobot_files_are_looked_at(tmp_path: Path) -> None:
+    looks, about = looked(PublishedSubject(open_source(write_hub(tmp_path / "hub"))))
+    assert [(one.number, one.length) for one in looks] == [(0, 4), (1, 3), (2, 5)]
+    assert looks[1].frames["observation", "image"]([2])[0].tolist() == pixels(1002).tolist()
+    assert about.form == "tar shards dataset"
+    folder = write_lerobot(tmp_path / "lerobot", "v3.0", [6, 4])
+    looks, about = looked(PublishedSubject(open_source(folder)))
+    assert [(one.number, one.length) for one in looks] == [(0, 6), (1, 4)]
+    assert shown_numbers(looks[1].frames["observation", "images", "top"]([0, 3])) == [6, 9]
+    assert about.form == "LeRobot dataset"

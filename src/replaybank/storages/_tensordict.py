@@ -137,13 +137,14 @@ def set_leaves(data: Any, values: Iterable[tuple[tuple[str, ...], Any]]) -> list
     batch, device = data.batch_size, data.device
     if len(batch) != 1 or (device is not None and device.type != "cpu"):
         return list(values)
-    count, left = batch[0], []
+    left: list[tuple[tuple[str, ...], Any]] = []
+    count, tensor = batch[0], torch.Tensor
     above: dict[tuple[str, ...], dict[str, Any] | None] = {(): entries_to_set(data)}
     for path, value in values:
         parent = path[:-1]
         found = above[parent] if parent in above else above.setdefault(parent, _entries_at(data, parent))
-        fits = found is not None and type(value) is torch.Tensor and value.is_cpu and value.dim() > 0
-        if fits and value.size(0) == count:
+        shape = value.shape if found is not None and type(value) is tensor and value.is_cpu else ()
+        if shape and shape[0] == count:  # a TensorDict's own checks take ten times as long
             found[path[-1]] = value  # type: ignore[index]
         else:
             left.append((path, value))

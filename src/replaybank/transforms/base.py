@@ -114,6 +114,15 @@ class StepView(ABC):
             ``[K, ...]``, to be read only.
         """
 
+    def read_all(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> list[Any]:
+        """Several entries of some steps; see :meth:`read`."""
+        self.expect(keys, slots, of)
+        return [self.read(key, slots, of) for key in keys]
+
+    def made(self, slots: Tensor, of: Tensor) -> list[tuple[Key, Any]]:
+        """The entries that this view changes or adds, of some steps; see :meth:`read`."""
+        return [(key, self.read(key, slots, of)) for key in self.changed]
+
     def place_of(self, key: Key) -> LeafPlace | None:
         """Where an entry of all steps lies in memory as :meth:`read` gives it; None if it does not. O(1)."""
         return None
@@ -217,6 +226,11 @@ def ends_of(transform: SampleTransform, ends: Tensor | None) -> Tensor:
             "Use a SliceSampler, or one of its kin, with a truncated_key."
         )
     return ends
+
+
+def rows_of(values: Tensor, which: Tensor) -> Tensor:
+    """Some of the rows of ``values`` ``[K, ...]``, of any dtype that can be stored. O(k)."""
+    return movable(values).index_select(0, which.to(values.device)).view(values.dtype)
 
 
 def with_rows(values: Tensor, which: Tensor, rows: Tensor) -> Tensor:

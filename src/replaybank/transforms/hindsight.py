@@ -14,7 +14,16 @@ from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import Which, choose
-from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown, with_rows
+from replaybank.transforms.base import (
+    NEXT,
+    Drawn,
+    SampleTransform,
+    StepView,
+    path_of,
+    rows_of,
+    shown,
+    with_rows,
+)
 
 STRATEGIES = ("future", "final", "episode")
 
@@ -185,15 +194,15 @@ class _Relabelled(StepView):
             self.changed += [_TERMINATED, _DONE]
             self.keys += [key for key in (_TERMINATED, _DONE) if key not in below.keys]
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
-        self._which: tuple[Tensor, Tensor] | None = None
+        self._which: tuple[Tensor, Tensor, Tensor] | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What the other goals change, else what is below."""
         below, functions = self._below, self._functions
         if key in self._desired_too:
             stored = below.read(key, slots, of)
-            which = self._relabelled_of(of)
-            goals = self._goals_of(of, which).to(stored.device, stored.dtype)
+            which, goals = self._relabelled_of(of)
+            goals = goals.to(stored.device, stored.dtype)
             if goals.shape[1:] != stored.shape[1:]:
                 raise RuntimeError(
                     f"What is achieved, {shown(self._achieved)!r}, is of shape {list(goals.shape[1:])}, and "
@@ -228,15 +237,13 @@ class _Relabelled(StepView):
             wanted[self._achieved] = None
         self._below.expect(list(wanted), slots, of)
 
-    def _relabelled_of(self, of: Tensor) -> Tensor:
-        """Which of some steps have other goals, int64 ``[k]``."""
+    def _relabelled_of(self, of: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some steps have other goals, int64 ``[k]``, and these."""
         known = self._which
         if known is None or known[0] is not of:
-            known = self._which = of, self._relabelled[of].nonzero().squeeze(-1)
-        return known[1]
-
-    def _goals_of(self, of: Tensor, which: Tensor) -> Tensor:
-        return self._goals[of[which].to(self._goals.device)]
+            which = self._relabelled[of].nonzero().squeeze(-1)
+            known = self._which = of, which, rows_of(self._goals, of.index_select(0, which))
+        return known[1], known[2]
 
     def _terminated(self, slots: Tensor, of: Tensor) -> Tensor:
         stored = self._below.read(_stored_end(self._below.keys), slots, of) != 0
@@ -247,15 +254,17 @@ class _Relabelled(StepView):
         known = self._known.get(what)
         if known is not None and known[0] is slots:
             return known[1]
-        which = self._relabelled_of(of)
-        found = self._with_goals(what, stored, slots, of, which) if which.numel() else stored
+        which, goals = self._relabelled_of(of)
+        found = self._with_goals(what, stored, slots, of, which, goals) if which.numel() else stored
         self._known[what] = slots, found
         return found
 
-    def _with_goals(self, what: str, stored: Tensor, slots: Tensor, of: Tensor, which: Tensor) -> Tensor:
+    def _with_goals(
+        self, what: str, stored: Tensor, slots: Tensor, of: Tensor, which: Tensor, goals: Tensor
+    ) -> Tensor:
         achieved = self._below.read(self._achieved, slots, of)
         function: GoalFn = getattr(self._functions, f"{what}_fn")
-        made = function(achieved[which.to(achieved.device)], self._goals_of(of, which))
+        made = function(rows_of(achieved, which), goals.clone())  # it may write into what it is given
         name = getattr(function, "__qualname__", None) or repr(function)
         try:
             values = torch.as_tensor(made, device=stored.device).detach()

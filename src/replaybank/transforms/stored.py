@@ -119,14 +119,17 @@ class Related:
         padded = None if self._extending is None else _flags(info.get(self._extending.padded_key))
         columns = slots_in_a_row(storage)
         view: StepView = StoredSteps(storage, slots, items)
-        changed: dict[Key, None] = {}
+        below: dict[Key, None] = {}
         for transform, found in zip(self._transforms, trajectories, strict=True):
+            below.update(dict.fromkeys(view.changed))
             view = transform.over(view, Drawn(slots, columns, found, ends, generator, padded))
-            changed.update(dict.fromkeys(view.changed))
         of = self._range
         if of.numel() != slots.numel():
             of = self._range = torch.arange(slots.numel())
-        made = [(key, view.read(key, slots, of)) for key in changed]
+        made = view.made(slots, of)
+        if below:
+            own = dict(made)
+            made += [(key, view.read(key, slots, of)) for key in below if key not in own]
         for key, value in set_leaves(items, made):
             _put(items, key, value)
         return items
@@ -192,6 +195,14 @@ class StoredSteps(StepView):
         """Where an entry of all steps lies, if kernels can read it there."""
         return self._storage.items_of(key) if self._plain else None
 
+    def read_all(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> list[Any]:
+        """Several entries, read at once if none of them has been."""
+        self.expect(keys, slots, of)
+        if slots is self._slots:
+            return [leaf_of(self._items, key) for key in keys]
+        known = self._known(slots)
+        return [known[key] for key in keys]
+
     def _known(self, slots: Tensor) -> dict[Key, Any]:
         for of, known in self._others:
             if of is slots:
@@ -224,7 +235,9 @@ def _slots_of(index: Index, shape: torch.Size) -> Tensor:
     if len(parts) > 1 and any(part.shape != parts[0].shape for part in parts):
         parts = [part.contiguous() for part in torch.broadcast_tensors(*parts)]
     count = parts[0].numel()
-    slots = torch.empty_like(parts[0]).view(-1)
+    slots = torch.empty_like(parts[0])
+    if slots.dim() != 1:
+        slots = slots.view(-1)
     bad = _native.flatten_index([part.data_ptr() for part in parts], list(shape), count, slots.data_ptr())
     if bad >= 0:
         dim = bad % len(parts)
