@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections import Counter
@@ -459,3 +460,9 @@ class DatasetBuilder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            raise OSError(
+                errno.ENOSPC,
+                "the disk is full; once there is room, the same call goes on where it stopped",
+                os.fspath(self.folder),
+            ) from error
