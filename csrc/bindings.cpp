@@ -18,6 +18,7 @@
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
+#include "seed_sequence.hpp"
 #include "slice_starts.hpp"
 #include "sum_tree.hpp"
 #include "tfrecord.hpp"
@@ -71,6 +72,30 @@ void bind_gather(nb::module_& m) {
                                            threads);
         },
         "plan"_a, "n"_a, "start"_a, "count"_a, "batches"_a, "threads"_a, Released());
+    // All `n` items from arrays, which give their bytes by the buffer protocol: an address asked of NumPy costs half a
+    // microsecond each. False where one is not contiguous or has another number of bytes.
+    m.def("scatter_arrays", [](Address plan, Count n, const nb::list& arrays) {
+        const auto* leaves = leaves_at(plan);
+        std::vector<Py_buffer> held;
+        held.reserve(arrays.size());
+        Addresses addresses;
+        addresses.reserve(arrays.size());
+        bool good = true;
+        for (std::size_t i = 0; good && i < arrays.size(); ++i) {
+            Py_buffer view;
+            if (PyObject_GetBuffer(arrays[i].ptr(), &view, PyBUF_SIMPLE) != 0) {
+                PyErr_Clear();
+                good = false;
+                break;
+            }
+            held.push_back(view);
+            good = static_cast<Count>(view.len) == n * leaves[i].bytes;
+            addresses.push_back(reinterpret_cast<Address>(view.buf));
+        }
+        good = good && replaybank::scatter_run(leaves, size_of(addresses), n, 0, n, addresses.data(), 1) == -1;
+        for (auto& view : held) PyBuffer_Release(&view);
+        return good;
+    });
     m.def(
         "flatten_index",
         [](const Addresses& indices, const std::vector<Count>& sizes, Count count, Address out) {
@@ -171,6 +196,9 @@ void bind_sum_tree(nb::module_& m) {
     m.def("split_channels", [](Address frames, Count n, Count pixels, Address out) {
         replaybank::channels::split_channels(at<const std::uint8_t>(frames), n, pixels, at<std::uint8_t>(out));
     }, "frames"_a, "n"_a, "pixels"_a, "out"_a, Released());
+    m.def("seed_word", [](const std::vector<std::uint64_t>& key) {
+        return replaybank::seeds::seed_word(key.data(), key.size());
+    });
     m.def("all_are", [](Address numbers, Count n, Count value) {
         return wt::all_are(at<const std::int64_t>(numbers), n, value);
     }, "numbers"_a, "n"_a, "value"_a);
@@ -288,6 +316,10 @@ void bind_tfrecord(nb::module_& m) {
                              std::size_t count) {
         const Payload from(payload);
         return tfr::decode_bytes(from.data, from.size, offset, length, at<std::int64_t>(out), count);
+    });
+    m.def("same_bytes", [](const nb::bytes& payload, std::uintptr_t spans, std::size_t count) {
+        const Payload from(payload);
+        return tfr::same_bytes(from.data, from.size, at<const std::int64_t>(spans), count);
     });
 }
 

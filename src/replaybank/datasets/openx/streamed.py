@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +14,7 @@ from replaybank.datasets.openx.ahead import Ahead
 from replaybank.datasets.openx.cut import Cut, Cutter, stream_leaves
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.sharding import Share, worker_share
+from replaybank.datasets.openx.slabs import Slabs
 from replaybank.datasets.openx.sources.base import EpisodeSource, Key
 from replaybank.datasets.openx.stream import Cursor, EpisodeStream, Pick, endless
 from replaybank.datasets.openx.ted import Leaf
@@ -139,17 +141,26 @@ class StreamRun:
     ) -> None:
         self.cursor = cursor
         self._cutter = cutter
-        self._length: int | None = None
+        self._form: tuple[int, int | None] = (1, None)
+        self._slabs: Slabs | None = None
+        self._next = 0  # number of the slice that comes next
         self._taken: list[Pick] = []
         picks = endless(stream, cursor.copy()) if forever else stream.epoch(cursor.copy())
-        self._line: Ahead[Pick, Cut] = Ahead(
-            picks, *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
+        self._line: Ahead[tuple[int, Pick], Cut] = Ahead(
+            _numbered(picks), *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
         )
         weakref.finalize(self, self._line.close)
 
     def _work(self, length: int | None) -> tuple[Any, Any]:
-        cutter = self._cutter
-        return lambda pick: cutter.cut(pick, length), lambda pick: cutter.size(pick, length)
+        """What makes a slice of an episode, and what says how many bytes it will have."""
+        cutter, slabs = self._cutter, self._slabs
+
+        def cut(numbered: tuple[int, Pick]) -> Cut:
+            number, pick = numbered
+            slab, place = (None, 0) if slabs is None else slabs.place(number)
+            return cutter.cut(pick, length, slab, place)
+
+        return cut, lambda numbered: cutter.size(numbered[1], length)
 
     @property
     def usable(self) -> bool:
@@ -169,18 +180,24 @@ class StreamRun:
         """
         self._taken.clear()
         self._line.depth = count + ahead
-        if length != self._length:
-            self._length = length
+        if (count, length) != self._form:
+            self._form = (count, length)
+            self._slabs = None
+            if count > 1 and length is not None:
+                self._slabs = Slabs(self._next, count, length, self._cutter.memory)
             self._line.renew(*self._work(length))
         cuts: list[Cut] = []
         try:
             while len(cuts) < count and (prepared := self._line.next()) is not None:
-                self._taken.append(prepared[0])
+                self._next += 1
+                self._taken.append(prepared[0][1])
                 cuts.append(prepared[1])
         except BaseException:
             self._taken.clear()
             self.close()
             raise
+        if self._slabs is not None:
+            self._slabs.done(self._next)
         return cuts
 
     def commit(self) -> None:
@@ -192,6 +209,12 @@ class StreamRun:
     def close(self) -> None:
         """End the threads."""
         self._line.close()
+
+
+def _numbered(picks: Iterator[Pick]) -> Iterator[tuple[int, Pick]]:
+    """Picks with their numbers from 0 on; closed with this iterator."""
+    with contextlib.closing(picks):  # type: ignore[type-var]  # they come from a generator
+        yield from enumerate(picks)
 
 
 class StreamSampler(Sampler):
