@@ -18,6 +18,7 @@
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
+#include "pickle_loop.hpp"
 #include "seed_sequence.hpp"
 #include "slice_starts.hpp"
 #include "sum_tree.hpp"
@@ -323,6 +324,28 @@ void bind_tfrecord(nb::module_& m) {
     });
 }
 
+// --- pickle_loop.hpp ------------------------------------------------------------------------------------
+
+void bind_pickles(nb::module_& m) {
+    namespace pk = replaybank::pickles;
+    // Why it stopped, where, and the machine's floor and room then. None of the lists may be changed meanwhile.
+    m.def("run_pickle", [](const nb::bytes& data, std::int64_t at, const nb::list& stack, const nb::list& marks,
+                           const nb::dict& memo, std::int64_t floor, std::int64_t room) {
+        pk::Machine machine{static_cast<const unsigned char*>(data.data()),
+                            static_cast<pk::Size>(data.size()),
+                            static_cast<pk::Size>(at),
+                            stack.ptr(),
+                            marks.ptr(),
+                            memo.ptr(),
+                            static_cast<pk::Size>(floor),
+                            room};
+        const pk::Stop stop = pk::run_pickle(machine);
+        if (stop == pk::Stop::kError) throw nb::python_error();
+        return nb::make_tuple(static_cast<int>(stop), static_cast<std::int64_t>(machine.at),
+                              static_cast<std::int64_t>(machine.floor), machine.room);
+    });
+}
+
 // --- trajectory_index.hpp -------------------------------------------------------------------------------
 
 namespace tr = replaybank::trajectories;
@@ -441,6 +464,7 @@ NB_MODULE(_native, m) {
     bind_memory(m);
     bind_blocks(m);
     bind_next_leaves(m);
+    bind_pickles(m);
     bind_sum_tree(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);

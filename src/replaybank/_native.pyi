@@ -132,3 +132,14 @@ def tree_draw(
     importance: int,
     stamps: int,
 ) -> bool: ...
+
+# --- csrc/pickle_loop.hpp
+def run_pickle(
+    data: bytes,
+    at: int,
+    stack: list[Any],
+    marks: list[int],
+    memo: dict[int, Any],
+    floor: int,
+    room: int,
+) -> tuple[int, int, int, int]: ...
