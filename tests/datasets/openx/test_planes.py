@@ -45,7 +45,7 @@ def pixels_of(count: int, channels: int = 3) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(count).integers(0, 256, (count, 9, 14, channels), dtype=np.uint8)
 
 
-IMAGES = [
+IMAGES: list[Images] = [
     Plain(pixels_of(7)),
     encoded(pixels_of(7), "jpeg"),
     encoded(pixels_of(7), "png"),
