@@ -9,7 +9,7 @@ SOURCES := $(wildcard csrc/*) CMakeLists.txt pyproject.toml requirements-dev.txt
 # Threads that spin while they wait ruin each other on shared cores: training is three times as fast without.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test torchrl docs sanitize clean
+.PHONY: demo test torchrl docs pictures examples sanitize clean
 
 demo: $(STAMP)
 	$(BIN)/replaybank demo
@@ -33,6 +33,18 @@ torchrl: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/sphinx-build -W --keep-going -q -b doctest docs docs/_build/doctest
+
+# Each of them in full, one after the other; `make -j 2 examples` runs two at a time.
+EXAMPLES := $(wildcard examples/*.py)
+examples: $(EXAMPLES:%=run/%)
+.PHONY: $(EXAMPLES:%=run/%)
+$(EXAMPLES:%=run/%): run/%: $(STAMP)
+	$(BIN)/python $*
+
+# The pictures of the documentation, drawn and taken anew; needs a Chromium.
+pictures: $(STAMP)
+	$(BIN)/python docs/pictures/draw.py docs/pictures
+	$(BIN)/python docs/pictures/report.py docs/pictures
 
 # The native core's tests under the address and undefined-behaviour sanitizers (gcc); some minutes.
 sanitize: $(STAMP)

@@ -21,6 +21,7 @@
 #include "pickle_loop.hpp"
 #include "seed_sequence.hpp"
 #include "slice_starts.hpp"
+#include "step_windows.hpp"
 #include "sum_tree.hpp"
 #include "tfrecord.hpp"
 #include "trajectory_index.hpp"
@@ -453,6 +454,49 @@ void bind_trajectory_index(nb::module_& m) {
                              i64 length, i64 min_length, Address items, i64 n, Address before, Address left) {
         return tr::places(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(items), n,
                           at<i64>(before), at<i64>(left));
+    }, nogil);
+    m.def("step_windows", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, Address items, i64 n, i64 back, i64 ahead, Address slots,
+                             Address before, Address left) {
+        return tr::windows(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(items), n,
+                           back, ahead, at<i64>(slots), at<i64>(before), at<i64>(left));
+    }, nogil);
+    m.def("step_choices", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, Address items, i64 n, i64 which, Address randoms,
+                             Address out) {
+        return tr::chosen_steps(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length),
+                                at<i64>(items), n, which, at<i64>(randoms), at<i64>(out));
+    }, nogil);
+    m.def("slice_lengthened", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                                 i64 length, i64 min_length, Address slots, Address ends, i64 count, i64 n,
+                                 Address out, Address from, Address made_up) {
+        return tr::lengthened(index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length), at<i64>(slots),
+                              at<tr::u8>(ends), count, n, at<i64>(out), at<i64>(from), at<tr::u8>(made_up));
+    }, nogil);
+    m.def("slice_first_steps", [](Address ends, i64 count, i64 n, Address out) {
+        tr::first_steps(at<tr::u8>(ends), count, n, at<tr::u8>(out));
+    }, nogil);
+    m.def("step_returns", [](Address lw, Address lc, Address ew, Address ec, i64 n_words, i64 padded, i64 columns,
+                             i64 length, i64 min_length, Address items, i64 n, i64 most, Address rewards, i64 stride,
+                             bool wide, i64 width, double gamma, Address powers, i64 known, Address out, Address steps,
+                             Address discounts, Address last) {
+        const auto index = index_of(lw, lc, ew, ec, n_words, padded, columns, length, min_length);
+        const auto run = [&](auto kind) {
+            using T = decltype(kind);
+            return tr::returns<T>(index, at<i64>(items), n, most, at<char>(rewards), stride, width, gamma,
+                                  at<double>(powers), known, at<T>(out), at<i64>(steps), at<T>(discounts),
+                                  at<i64>(last));
+        };
+        return wide ? run(double{}) : run(float{});
+    }, nogil);
+    m.def("discounted_sums", [](Address values, bool wide, i64 n, i64 most, i64 width, Address steps, Address powers,
+                                Address out) {
+        if (wide) {
+            tr::discounted_sums(at<double>(values), n, most, width, at<i64>(steps), at<double>(powers),
+                                at<double>(out));
+        } else {
+            tr::discounted_sums(at<float>(values), n, most, width, at<i64>(steps), at<double>(powers), at<float>(out));
+        }
     }, nogil);
 }
 

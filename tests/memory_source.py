@@ -35,8 +35,8 @@ class Frames:
     def nbytes(self) -> int:
         return self.frames.nbytes
 
-    def encoded(self) -> list[bytes]:
-        return [frame.tobytes() for frame in self.frames]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        return [frame.tobytes() for frame in self.frames[start:stop]]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         if self.bad:

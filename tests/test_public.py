@@ -22,7 +22,7 @@ PUBLIC = [name for name in replaybank.__all__ if not name.startswith("__")]
 
 OPTIONAL = (
     *("av", "fsspec", "google_crc32c", "huggingface_hub", "PIL", "pyarrow", "requests", "rich", "simplejpeg"),
-    *("torchrl", "tqdm", "typer"),
+    *("jinja2", "matplotlib", "torchrl", "tqdm", "typer"),
 )
 """What the core does without; only extras bring them."""
 

@@ -50,6 +50,7 @@ __all__ = [
     "StoredRows",
     "StrPath",
     "fsync_directory",
+    "is_checkpoint",
     "load",
     "opened",
     "save",
@@ -195,6 +196,15 @@ def opened(
                 stacklevel=4,
             )
         yield read_state(root / complete[back].folder, complete[back], allow_pickle, stored=stored)
+
+
+def is_checkpoint(path: StrPath) -> bool:
+    """Whether a folder holds a checkpoint.
+
+    >>> is_checkpoint("/nowhere")
+    False
+    """
+    return (Path(path) / POINTER).is_file()
 
 
 class Stateful(Sendable, ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from replaybank.datasets.openx.catalog import DatasetFacts
 from replaybank.datasets.openx.sources.origins import url_of
@@ -13,6 +13,11 @@ from replaybank.terminal import count, line, short, size, table
 
 SAMPLES = 5
 """Strings shown of a text entry: the most frequent ones."""
+
+NAME_SHOWN = 32
+"""Characters of the name of one number that are shown."""
+NAMES_SHOWN = 160
+"""Characters of an entry's names that are shown."""
 
 
 def show_summary(summary: DatasetSummary) -> None:
@@ -25,6 +30,9 @@ def show_summary(summary: DatasetSummary) -> None:
     if summary.images:
         header = ("key", "stored as", "width x height", "bytes a frame")
         table("Cameras", [_camera(image) for image in summary.images], header)
+    named = [named for field in (*summary.fields, *summary.metadata_fields) for named in _names(field)]
+    if named:
+        table("Names", named, ("key", "of", "names"))
     for key, counter in summary.texts.items():
         shown = counter.most_common(SAMPLES)
         title = f"{'/'.join(key)}: {count(len(counter))} different, {len(shown)} of them"
@@ -38,19 +46,29 @@ def show_summary(summary: DatasetSummary) -> None:
         line(f"Note: {note}")
 
 
-def show_stats(stats: Mapping[tuple[str, ...], EntryStats], *, most: int | None = None) -> None:
+def show_stats(
+    stats: Mapping[tuple[str, ...], EntryStats],
+    *,
+    most: int | None = None,
+    names: Mapping[tuple[str, ...], Sequence[str]] | None = None,
+) -> None:
     """Print statistics, a line for each number of an entry, or channel of a camera. O(numbers).
 
     Args:
         stats: what :func:`replaybank.datasets.openx.stats.dataset_stats` gives.
         most: how many numbers of an entry are shown (an embedding has hundreds); ``None`` means all.
+        names: of the numbers, by key, where they have some.
     """
     for key, entry in stats.items():
         note = f", {count(entry.left_out)} values that are no numbers left out" if entry.left_out else ""
         columns = (entry.mean, entry.std, entry.min, entry.q01, entry.q99, entry.max)
         values = [column.reshape(-1).tolist() for column in columns]
+        named = (names or {}).get(key, ())
         rows = [
-            (str(number), *(f"{value:.6g}" for value in row))
+            (
+                f"{number} {short(named[number], NAME_SHOWN)}" if number < len(named) else str(number),
+                *(f"{value:.6g}" for value in row),
+            )
             for number, row in enumerate(zip(*values, strict=True))
         ]
         name = "/".join(key)
@@ -153,6 +171,13 @@ def _split(name: str, chosen: str) -> str:
 
 def _entry(field: FieldSummary) -> tuple[str, str, str, str]:
     return "/".join(field.key), field.kind, str(list(field.shape)), field.dtype
+
+
+def _names(field: FieldSummary) -> list[tuple[str, str, str]]:
+    """The names of an entry's classes and of its numbers, counted from 0."""
+    found = (("classes", field.labels), ("numbers", field.names))
+    key = "/".join(field.key)
+    return [(key, of, short(", ".join(names), NAMES_SHOWN)) for of, names in found if names]
 
 
 def _camera(image: ImageSummary) -> tuple[str, str, str, str]:

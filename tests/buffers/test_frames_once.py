@@ -165,5 +165,4 @@ def test_an_atari_shaped_buffer_takes_half_and_gives_the_same() -> None:
     index = tuple(torch.randint(0, size, (64,), generator=generator) for size in (rows, envs))
     one, other = full.get(index), half.get(index)
     assert all(torch.equal(one[key], other[key]) for key in (*KEYS, ("next", "done")))
-    table: Any = half._table
-    assert table.taken_bytes < 0.55 * 2 * rows * envs * 4 * 84 * 84
+    assert half.stored_bytes() < 0.55 * 2 * rows * envs * 4 * 84 * 84

@@ -163,6 +163,15 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path: Path) -> None:
 def test_impossible_numbers_are_refused_before_anything_is_written(
     tmp_path: Path, episodes: int, seed: int
 ) -> None:
-    with pytest.raises(ValueError, match=f"episodes={episodes} and seed={seed}"):
+    with pytest.raises(ValueError, match=f"episodes={episodes}, seed={seed}"):
         arm.write_arm_dataset(tmp_path / "arm", episodes=episodes, seed=seed)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_hand_may_tremble_more_and_then_moves_less_straight() -> None:
+    steady, shaky = (arm.simulate(3, trembling=trembling) for trembling in (0.0, 0.4))
+    assert steady.target.tolist() == shaky.target.tolist()
+    distance = np.abs(np.diff(steady.angles, axis=0)).sum()
+    assert np.abs(np.diff(shaky.angles, axis=0)).sum() > 1.1 * distance
+    with pytest.raises(ValueError, match=r"trembling=-1"):
+        arm.write_arm_dataset("never", trembling=-1)

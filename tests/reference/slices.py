@@ -70,3 +70,26 @@ def places(
     }
     left = steps_left(every, length, n_columns)
     return [(before[item], left[item]) for item in items]
+
+
+def around(
+    every: Sequence[Found], length: int, n_columns: int, item: int, back: int, ahead: int
+) -> tuple[list[int], int, int]:
+    """The slots of the steps around one, clipped to its trajectory, and how many before and from it on there are."""
+    for column, first, steps in every:
+        slots = [(first + k) % length * n_columns + column for k in range(steps)]
+        if item in slots:
+            at = slots.index(item)
+            clipped = [slots[min(max(at + by, 0), steps - 1)] for by in range(-back, ahead + 1)]
+            return clipped, min(at, back), min(steps - at, ahead + 1)
+    raise AssertionError(f"{item} is in no trajectory")
+
+
+def choice(every: Sequence[Found], length: int, n_columns: int, item: int, which: str, random: int) -> int:
+    """The slot that a random number picks of the trajectory of a step."""
+    for column, first, steps in every:
+        slots = [(first + k) % length * n_columns + column for k in range(steps)]
+        if item in slots:
+            among = {"future": slots[slots.index(item) :], "final": slots[-1:], "episode": slots}[which]
+            return among[scaled(random, len(among))]
+    raise AssertionError(f"{item} is in no trajectory")

@@ -85,7 +85,7 @@ def test_real_frames_take_a_fraction(side: int, ratio: int) -> None:
     for _ in range(4):  # round once and a little
         writer.extend(data)
     assert len(storage) == 25
-    assert _table(storage).taken_bytes < 25 * frames[0].numel() / ratio
+    assert storage.stored_bytes() < 25 * frames[0].numel() / ratio
     found = storage.get(torch.arange(30, 40) % 25)["observation", "image"]
     assert float((found.int() - frames.int()).abs().float().mean()) < 8
 

@@ -624,3 +624,27 @@ def test_a_shared_storage_is_one_storage_in_all_processes(method: str) -> None:
     assert (len(storage), storage.log.cursor, storage.log.total) == (5, 5, 5)
     assert torch.equal(storage[3:]["obs"], _steps(2)["obs"])
     assert (storage[3:]["pixels"] == 7).all()
+
+
+def test_a_storage_says_what_its_items_take() -> None:
+    storage = LazyTensorStorage(8)
+    assert storage.stored_bytes() == 0
+    writer = _writer(storage)
+    writer.extend(_steps(3))
+    assert storage.stored_bytes() == 3 * (32 + 2500)  # two observations and a flag: 25 bytes, rows of 32
+    writer.extend(_steps(8))
+    assert storage.stored_bytes() == 8 * (32 + 2500)  # round once: as many items as there is room for
+    storage.empty()
+    assert storage.stored_bytes() == 0
+    assert TensorStorage(torch.zeros(10, 4)).stored_bytes() == 160
+
+
+def test_of_derived_observations_a_storage_counts_those_that_it_keeps() -> None:
+    for dims in ((10,), (5, 2)):
+        frames = torch.arange(11 * 2000).view(11, 2000).to(torch.uint8)
+        data = TensorDict({"observation": frames[:-1], "next": {"observation": frames[1:]}}, [10])
+        storage = LazyTensorStorage(10, ndim=len(dims), next_observation="derive")
+        _writer(storage).extend(data.reshape(dims))
+        # In one column the newest step's is kept aside; in two, where neighbours differ, every step's.
+        kept = 1 if dims == (10,) else 10
+        assert storage.stored_bytes() == 10 * (2000 + 8) + kept * 2000

@@ -110,3 +110,16 @@ def test_a_missing_trajectory_key_falls_back_to_a_named_done_key() -> None:
 def test_a_batch_without_steps_is_refused(shape: list[int]) -> None:
     with pytest.raises(ValueError, match="no steps"):
         split_trajectories(TensorDict({}, shape))
+
+
+def test_rows_of_equal_length_have_memory_and_texts_of_their_own() -> None:
+    td = batch(next={"done": bools(2, 5)}, text=NonTensorStack(*"abcdef"))
+    rows = split_trajectories(td)
+    assert rows["x"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert rows["mask"].all()
+    assert rows["traj_ids"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert rows["text"] == [["a", "b", "c"], ["d", "e", "f"]]
+    rows["x"].zero_()
+    rows["next", "done"].zero_()
+    assert td["x"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert td["next", "done"].squeeze(-1).tolist() == [False, False, True, False, False, True]

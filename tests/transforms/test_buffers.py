@@ -23,7 +23,6 @@ from replaybank import (
     NStep,
     PrioritizedSampler,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     SliceSampler,
     TensorDictReplayBuffer,
 )
@@ -185,20 +184,6 @@ def test_storages_that_make_what_they_give_are_read_as_they_are(storage: str, tm
             assert places == [int(frame[0]) for frame in frames]
             run = streams.run(column, places[-1], 3)
             assert batch["next", "observation"][k].tolist() == run[-1].after
-
-
-def test_parts_of_an_ensemble_may_have_them_and_the_ensemble_itself_may_not() -> None:
-    parts = filled(1, transform=NStep(3, 0.9)), filled(2, transform=NStep(2, 0.9))
-    both = ReplayBufferEnsemble(*parts, sample_from_all=True, batch_size=16)
-    counts = both.sample()["steps_to_next_obs"]
-    assert counts.shape == (2, 8, 1)
-    assert counts[0].max() <= 3
-    assert counts[1].max() <= 2
-    with pytest.raises(TypeError, match="Give it to the buffers"):
-        both.append_transform(NStep(3, 0.9))
-    with pytest.raises(TypeError, match="Give it to the buffers"):
-        ReplayBufferEnsemble(*parts, transform=NStep(3, 0.9))
-    assert len(both.transform) == 0
 
 
 def test_items_that_are_no_tensordicts_are_refused() -> None:

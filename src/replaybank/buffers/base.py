@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from replaybank import showing
 from replaybank.buffers import parts
 from replaybank.buffers.collate import collate
 from replaybank.buffers.locks import BufferLock, renew_after_fork
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from replaybank.buffers.transforms import TransformChain
+    from replaybank.transforms.base import SampleTransform
 
 DEFAULT_CAPACITY = 1000
 """Items of the storage that a buffer makes when none is given."""
@@ -345,13 +347,20 @@ class ComposedBuffer(Stateful):
         return self
 
     @abstractmethod
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         """Draw a batch.
 
         Args:
             size: of it.
             info_in_sample: it must be such that the sampler's info can be put into it.
             collate_fn: used in place of the buffer's.
+            also: sampling transforms beside the buffer's own.
         """
 
     @abstractmethod
@@ -359,8 +368,8 @@ class ComposedBuffer(Stateful):
         """Make of items, as the storage gives them, a batch."""
 
     @abstractmethod
-    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> Any:
-        """A batch of which index and info are known, as it would be drawn now.
+    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> tuple[Any, Any, dict[Any, Any]]:
+        """A batch of which index and info are known, as it would be drawn now, with its index and info then.
 
         Args:
             index: its places.
@@ -440,15 +449,25 @@ class ComposedBuffer(Stateful):
             self._keep_out_of_graphs((self._storage, self._writer))
         self._take_ahead(ahead)
 
-    def __repr__(self) -> str:
-        name = type(self).__name__
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells, without the lock: whoever holds it may hold it long."""
         if self._recipe is not None:
-            return f"{name}(not initialized, batch_size={self._batch_size})"
-        shown: dict[str, Any] = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
+            return {"": showing.Words("not initialized"), "batch_size": self._batch_size}
+        told: dict[str, Any] = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
         if len(self._transform):
-            shown["transform"] = self._transform
-        lines = "".join(f"    {key}={value!r},\n" for key, value in shown.items())
-        return f"{name}(\n{lines}    batch_size={self._batch_size},\n    items={len(self._storage)},\n)"
+            told["transform"] = self._transform
+        return {**told, **self._settings(), "batch_size": self._batch_size, "items": len(self._storage)}
+
+    def _settings(self) -> dict[str, Any]:
+        """What was set and is not so by default."""
+        settings = {"prefetch": self._prefetch, "pin_memory": self._pin, "shared": self._shared}
+        return {name: value for name, value in settings.items() if value}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self, lines=getattr(self, "_recipe", {}) is None)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 # What Python says of wrong arguments names this, and those who call it know the class that they call.

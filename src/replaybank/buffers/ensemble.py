@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
@@ -17,6 +17,9 @@ from replaybank.samplers.ensemble_index import places_of, refuse_empty_parts
 from replaybank.storages._tensordict import build, entries_to_set
 from replaybank.storages.indexing import pick
 
+if TYPE_CHECKING:
+    from replaybank.transforms.base import SampleTransform
+
 BUFFER_IDS = "buffer_ids"
 """Entry beside the index that says which buffer an item is from."""
 
@@ -27,7 +30,9 @@ class ReplayBufferEnsemble(ComposedEnsemble):
     A sample has the shape ``[K, B / K, ...]``, K the number of buffers it was drawn from. Of each item,
     ``("index", "buffer_ids")`` says which buffer it is from and ``("index", "index")`` where it is there.
     What the buffers draw goes through their own ``collate_fn`` and transforms, then through those of the
-    ensemble. Where keys or shapes differ between buffers the sample is a lazy stack, and a list if they hold
+    ensemble. A :class:`SampleTransform` of the ensemble is applied within each buffer, together with the
+    buffer's own: it reads the trajectories that an item came from. Where keys or shapes differ between
+    buffers the sample is a lazy stack, and a list if they hold
     no tensors.
 
     The buffers stay what they were: they are written to, and may be sampled, by themselves, at any time.
@@ -154,13 +159,22 @@ class ReplayBufferEnsemble(ComposedEnsemble):
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         self._ready()
         with self._lock.lock:
             sampler, parts = self._ensemble_sampler, self._buffers
             ids, count = sampler.choose(size)
             refuse_empty_parts(ids, [len(part) for part in parts])
-            batches = [parts[number]._draw(count, info_in_sample, self._collate_of(number)) for number in ids]
+            also = (*self._transform.sampling, *also)  # they read the trajectories of the part
+            batches = [
+                parts[number]._draw(count, info_in_sample, self._collate_of(number), also) for number in ids
+            ]
             drawn = [
                 (info.pop("index"), info, batch.ran_out) for batch in batches for info in (dict(batch.info),)
             ]

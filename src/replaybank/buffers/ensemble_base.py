@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from replaybank import showing
 from replaybank.buffers import ensemble_parts, ensemble_saving
 from replaybank.buffers.locks import BufferLock
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.buffers.transforms import TransformChain
-from replaybank.samplers.ensemble import SamplerEnsemble
+from replaybank.samplers.ensemble import SamplerEnsemble, drawn
 from replaybank.storages.ensemble import StorageEnsemble, combined
 from replaybank.writers.ensemble import WriterEnsemble
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from typing_extensions import Self
 
     from replaybank.checkpoint import StrPath
     from replaybank.samplers.base import Sampler
@@ -85,7 +85,6 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         if recipe is None:
             return
         self._transform = TransformChain(ensemble_parts.links_of(recipe["transform"]))
-        ensemble_parts.refuse_related(self._transform)
         self._sampler = recipe["sampler"]
         self._recipe = None
         self._join()
@@ -102,15 +101,6 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         self._ensemble_sampler.samplers = tuple(part._sampler for part in parts)
         self._dim_extend, self._index_device, self._shares_later = 0, None, False
         self._keep_out_of_graphs([*stored, *self._writer])
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
-        """Add a transform of the joined batch between the others; see :meth:`ReplayBuffer.insert_transform`.
-
-        Raises:
-            TypeError: it is a :class:`SampleTransform`, or cannot be called.
-        """
-        ensemble_parts.refuse_related(TransformChain([transform]))
-        return super().insert_transform(index, transform, invert=invert)
 
     def _hand_generator_down(self) -> None:
         self._sampler.generator = self._generator
@@ -335,17 +325,12 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         self._join()
         ensemble_saving.tie(self, tied)
 
-    def __repr__(self) -> str:
-        self._ready()
-        sampler = self._ensemble_sampler
-        lines = [repr(part).replace("\n", "\n    ") for part in self._buffers]
-        for name, value in sampler.arguments.items():
-            if value is not None and value is not False:
-                lines.append(f"{name}={value.tolist() if isinstance(value, torch.Tensor) else value!r}")
+    def _facts(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"": showing.Parts(self._buffers), **drawn(self._ensemble_sampler.arguments)}
         if len(self._transform):
-            lines.append(f"transform={self._transform!r}")
-        lines += [f"batch_size={self._batch_size}", f"items={len(self)}"]
-        return f"{type(self).__name__}(\n" + "".join(f"    {line},\n" for line in lines) + ")"
+            told["transform"] = self._transform
+        items = sum(len(part._storage) for part in self._buffers)
+        return {**told, **self._settings(), "batch_size": self._batch_size, "items": items}
 
 
 # What Python says of wrong arguments names this, and those who call it know the class that they call.

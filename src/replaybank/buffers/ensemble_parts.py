@@ -7,7 +7,6 @@ from typing import Any
 
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
-from replaybank.buffers.transforms import TransformChain
 from replaybank.samplers.ensemble import SamplerEnsemble
 from replaybank.storages.ensemble import StorageEnsemble
 from replaybank.writers.ensemble import WriterEnsemble
@@ -102,19 +101,6 @@ def links_of(transform: Any) -> list[Any]:
     if transform is None:
         return []
     return list(transform) if isinstance(transform, (list, tuple)) else [transform]
-
-
-def refuse_related(transform: TransformChain) -> None:
-    """Sampling transforms read the storage that a batch is from, of which an ensemble has several.
-
-    Raises:
-        TypeError: there is one.
-    """
-    if transform.related is not None:
-        raise TypeError(
-            f"{transform!r} of an ensemble: a SampleTransform reads the trajectories of one storage. Give it "
-            "to the buffers, ensemble[i].append_transform(...); the ensemble's samples come through it."
-        )
 
 
 def check_kind(given: Any, kind: type[Any], count: int) -> None:

@@ -6,11 +6,10 @@ import contextlib
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from replaybank.buffers.transforms import TransformChain
 from replaybank.samplers.base import Sampler
@@ -163,13 +162,6 @@ def draw_of(sampler: Sampler) -> Callable[[Any, int], tuple[Any, dict[Any, Any]]
         if "sample" in vars(owner):
             return sampler.sample
     return sampler.draw
-
-
-def ends_of(sampler: Sampler, info: Mapping[Any, Any]) -> Tensor | None:
-    """Where the slices of a batch end, bool ``[B, 1]``; None if its steps were drawn one by one."""
-    key = getattr(sampler, "truncated_key", None)
-    found = None if key is None else info.get(key)
-    return found if isinstance(found, Tensor) else None
 
 
 def copy_of(generator: torch.Generator | None) -> torch.Generator:

@@ -332,7 +332,7 @@ def _unpacked(state: dict[str, Any], buffer: ComposedBuffer) -> Batch:
     if not all(isinstance(part, str) for key in info for part in (key if isinstance(key, tuple) else (key,))):
         raise TypeError(f"the keys {list(info)} of a batch drawn ahead are not all strings")
     if data is None:
-        data = buffer._read_again(index, info)
+        data, index, info = buffer._read_again(index, info)
     elif not isinstance(data, Tensor) and not _is_plain(data):
         raise TypeError(f"a batch drawn ahead is a {type(data).__name__}")
     info["index"] = index

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.buffers.env_steps import differing, flags_of, leaves_of, rewards_of, with_final
 from replaybank.buffers.parts import whole_number
 from replaybank.buffers.replay_buffer import ReplayBuffer
@@ -183,6 +184,16 @@ class TrajectoryRecorder:
             ValueError: something is not there for n environments; ``obs`` is not the ``next_obs`` of the step
                 before, and nothing was said of a reset; there is no last observation in ``info``. Nothing has
                 been recorded.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import LazyTensorStorage, TensorDictReplayBuffer
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+            >>> recorder = TrajectoryRecorder(buffer)  # of a single environment
+            >>> recorder.record(torch.zeros(2), torch.tensor(1), 0.5, False, False, torch.ones(2))
+            >>> recorder.record(torch.ones(2), torch.tensor(0), 1.5, True, False, torch.ones(2) * 2)
+            >>> buffer[:]["next", "reward"].tolist(), buffer[:]["next", "done"].tolist()
+            ([[0.5], [1.5]], [[False], [True]])
         """
         count, single = self._count, self._single
         before = leaves_of(obs, ("observation",), count, single=single)
@@ -300,6 +311,17 @@ class TrajectoryRecorder:
 
         Raises:
             ValueError: the mask is not of n environments.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import LazyTensorStorage, TensorDictReplayBuffer
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100))
+            >>> recorder = TrajectoryRecorder(buffer)
+            >>> recorder.record(torch.zeros(2), torch.tensor(1), 0.5, False, False, torch.ones(2))
+            >>> recorder.reset()  # the environment was reset in mid-episode
+            >>> recorder.record(torch.zeros(2), torch.tensor(1), 0.5, False, False, torch.ones(2))
+            >>> buffer[:]["episode"].tolist()
+            [0, 1]
         """
         chosen = (
             np.ones(self._count, dtype=np.bool_)
@@ -324,12 +346,17 @@ class TrajectoryRecorder:
     def __exit__(self, *error: object) -> None:
         self.flush()
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells."""
         envs = "1 environment" if self._count == 1 else f"{self._count} environments"
-        return (
-            f"{type(self).__name__}({envs}, autoreset={self.autoreset!r}, steps={self.steps}, "
-            f"episodes={self.episodes}, waiting={self.waiting})"
-        )
+        told = {"": showing.Words(envs), "autoreset": self.autoreset, "steps": self.steps}
+        return {**told, "episodes": self.episodes, "waiting": self.waiting}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def _kind(leaf: Tensor) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from replaybank.buffers import saving, view
 from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
-from replaybank.buffers.parts import batch_size_of, copy_of, draw_of, ends_of
+from replaybank.buffers.parts import batch_size_of, copy_of, draw_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
@@ -21,6 +21,7 @@ from replaybank.storages._tensordict import leaf_of
 
 if TYPE_CHECKING:
     from replaybank.checkpoint import StrPath
+    from replaybank.transforms.base import SampleTransform
 
 _NO_BATCH_SIZE = (
     "No batch size: give one to the buffer, ReplayBuffer(..., batch_size=B), or to the call, sample(B)."
@@ -88,6 +89,13 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             TypeError: ``data`` is None, or of dtypes that do not fit; nothing has been written.
             ValueError: its keys or shapes do not fit what is stored; nothing has been written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer.add({"x": torch.tensor(1.0)}), buffer.add({"x": torch.tensor(2.0)})
+            (0, 1)
         """
         with self._writing:
             return self._add(data)[0]
@@ -132,6 +140,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Complexity:
             O(B).
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer.extend({"x": torch.arange(3)}), buffer.extend({"x": torch.arange(3, 6)})
+            (tensor([0, 1, 2]), tensor([3, 0, 1]))
+            >>> buffer[:]["x"]
+            tensor([4, 5, 2, 3])
         """
         if update_priority:
             raise TypeError(
@@ -187,6 +204,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Args:
             empty_write_count: count writes from zero again.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.empty()
+            >>> len(buffer), buffer.write_count
+            (0, 0)
         """
         with self._writing:
             self._writer.empty(empty_write_count=empty_write_count)
@@ -208,6 +234,17 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a priority is negative, NaN or infinite; nothing has been changed.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> _ = buffer.set_sampler(PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.update_priority([0, 1], 0.0)
+            >>> buffer.sample(4)
+            tensor([2, 2, 2, 2])
         """
         self._ready()
         if isinstance(index, tuple):
@@ -224,6 +261,18 @@ class ReplayBuffer(ComposedBuffer):
         Args:
             index: as for :meth:`update_priority`.
             generation: as for :meth:`update_priority`.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> _ = buffer.set_sampler(PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.update_priority([0, 1, 2], torch.tensor([4.0, 0.0, 1.0]))
+            >>> buffer.mark_update([1])  # likely again: as much as a new item
+            >>> buffer.sampler.weights[:3].tolist()
+            [4.0, 4.0, 1.0]
         """
         self._ready()
         stamped = generation is not None and takes_generation(self._sampler.mark_update)
@@ -245,6 +294,15 @@ class ReplayBuffer(ComposedBuffer):
             RuntimeError: nothing is stored, or there is no batch size.
             TypeError: ``batch_size`` is no integer.
             ValueError: ``batch_size`` is less than 1, or one that the sampler cannot give.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend({"x": torch.arange(3)})
+            >>> batch, info = buffer.sample(16, return_info=True)
+            >>> batch["x"].shape, bool((batch["x"] == info["index"]).all())
+            (torch.Size([16]), True)
         """
         batch = self._next_batch(batch_size)
         return (batch.data, batch.info) if return_info else batch.data
@@ -268,14 +326,28 @@ class ReplayBuffer(ComposedBuffer):
             return prefetcher.next()
         return self._draw(size, self._info_in_sample if info_in_sample is None else info_in_sample)
 
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         with self._lock.lock:
             sampler, storage = self._sampler, self._storage
             index, info = draw_of(sampler)(storage, size)
-            items = storage.get(index)
-            if self._transform.related is not None:
-                items = self._transform.related(
-                    items, index, storage, ends=ends_of(sampler, info), generator=sampler.generator
+            related = self._transform.related_with(also) if also else self._transform.related
+            if related is None:
+                items = storage.get(index)
+            else:
+                index, info = related.lengthened(index, info, storage, sampler)
+                items = related(
+                    storage.get(index),
+                    index,
+                    storage,
+                    sampler=sampler,
+                    info=info,
+                    generator=sampler.generator,
                 )
             if info:
                 if is_tensor_collection(items):
@@ -290,13 +362,14 @@ class ReplayBuffer(ComposedBuffer):
             info["index"] = index
             return Batch(data, info, sampler.ran_out)
 
-    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> Any:
-        items = self._storage.get(index)
-        if self._transform.related is not None:
-            generator = copy_of(self._sampler.generator)  # what comes next is drawn as if this had not been
-            ends = ends_of(self._sampler, info)
-            items = self._transform.related(items, index, self._storage, ends=ends, generator=generator)
-        return self._assemble(items, self._info_in_sample)
+    def _read_again(self, index: Any, info: Mapping[Any, Any]) -> tuple[Any, Any, dict[Any, Any]]:
+        related, storage, sampler = self._transform.related, self._storage, self._sampler
+        if related is None:
+            return self._assemble(storage.get(index), self._info_in_sample), index, dict(info)
+        index, info = related.lengthened(index, dict(info), storage, sampler)
+        generator = copy_of(sampler.generator)  # what comes next is drawn as if this had not been
+        items = related(storage.get(index), index, storage, sampler=sampler, info=info, generator=generator)
+        return self._assemble(items, self._info_in_sample), index, info
 
     def _assemble(self, data: Any, keep_batch: bool, collate_fn: Callable[[Any], Any] | None = None) -> Any:
         collate_fn = self._collate_fn if collate_fn is None else collate_fn
@@ -328,7 +401,19 @@ class ReplayBuffer(ComposedBuffer):
         return batch.data, batch.ran_out
 
     def next(self) -> Any:
-        """The next batch of an iteration; None at its end, after which a new one begins."""
+        """The next batch of an iteration; None at its end, after which a new one begins.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+            >>> from replaybank.samplers import SamplerWithoutReplacement
+            >>> _ = buffer.set_sampler(SamplerWithoutReplacement(shuffle=False))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> buffer.next(), buffer.next(), buffer.next()
+            (tensor([0, 1]), tensor([2]), None)
+        """
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = iter(self)
@@ -413,6 +498,15 @@ class ReplayBuffer(ComposedBuffer):
 
         Args:
             hook: is given the state, a dict that it may change, and returns the one to be saved.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> def note(state):
+            ...     return {**state, "note": "before the holidays"}
+            >>> buffer.register_save_hook(note)
+            >>> buffer.register_load_hook(lambda state: {key: state[key] for key in state if key != "note"})
         """
         self._save_hooks.append(hook)
 
@@ -425,7 +519,18 @@ class ReplayBuffer(ComposedBuffer):
         self._load_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead."""
+        """Everything: data, write log, sampler, writer, transforms, generator, batches drawn ahead.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> again = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> again.load_state_dict(buffer.state_dict())
+            >>> again[:]
+            tensor([0, 1, 2])
+        """
         self._ready()
         with self._lock.lock:
             return saving.state_of(self)
@@ -462,6 +567,19 @@ class ReplayBuffer(ComposedBuffer):
         Raises:
             TypeError: there are such items and ``allow_pickle`` is not set, or a save hook returned no state;
                 nothing has been saved.
+
+        Example:
+            >>> import torch
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> import tempfile
+            >>> _ = buffer.extend(torch.arange(3))
+            >>> again = ReplayBuffer(storage=LazyTensorStorage(4))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     buffer.dumps(folder)
+            ...     again.loads(folder)
+            >>> again[:]
+            tensor([0, 1, 2])
         """
         self._ready()
         with self._lock.paused_writing():
@@ -489,15 +607,32 @@ class ReplayBuffer(ComposedBuffer):
             saving.restore(self, path, allow_pickle=allow_pickle)
 
     def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+        """
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
     def dump(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
-        """The same as :meth:`dumps`."""
+        """The same as :meth:`dumps`.
+
+        Args:
+            path: see :meth:`dumps`.
+            keep: see there.
+            allow_pickle: see there.
+        """
         self.dumps(path, keep=keep, allow_pickle=allow_pickle)
 
     def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
-        """The same as :meth:`loads`."""
+        """The same as :meth:`loads`.
+
+        Args:
+            path: see :meth:`loads`.
+            allow_pickle: see there.
+        """
         self.loads(path, allow_pickle=allow_pickle)
 
 

@@ -111,6 +111,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Complexity:
             O(B).
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> sampler = PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0)
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+            >>> steps = TensorDict({"x": torch.arange(3), "td_error": torch.tensor([0.0, 0.0, 1.0])}, [3])
+            >>> buffer.extend(steps)
+            tensor([0, 1, 2])
+            >>> buffer.sample(2)["x"]
+            tensor([2, 2])
         """
         if isinstance(data, list) and data and is_tensor_collection(data[0]):
             data = collate(data)
@@ -156,6 +169,20 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Raises:
             KeyError: there is no index in it.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> sampler = PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0)
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+            >>> _ = buffer.extend(TensorDict({"x": torch.arange(3)}, [3]))
+            >>> batch = buffer[:]
+            >>> batch["td_error"] = torch.tensor([0.0, 5.0, 0.0])
+            >>> buffer.update_tensordict_priority(batch)
+            >>> buffer.sample(2)["x"]
+            tensor([1, 1])
         """
         self._ready()
         if not takes_priorities(self._sampler):
@@ -190,6 +217,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Raises:
             RuntimeError: nothing is stored, there is no batch size, or a transform has changed the batch so
                 that the index no longer goes with it.
+
+        Example:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from replaybank.samplers import PrioritizedSampler
+            >>> from replaybank.storages import LazyTensorStorage
+            >>> sampler = PrioritizedSampler(None, alpha=1.0, beta=1.0, eps=0.0)
+            >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+            >>> _ = buffer.extend(TensorDict({"x": torch.arange(3)}, [3]))
+            >>> sorted(buffer.sample(2).keys())
+            ['_generation', 'index', 'priority_weight', 'x']
+            >>> buffer.sample(2, include_info=False).keys() == {"x", "index"}
+            True
         """
         if include_info is False and self._prefetcher is None:
             batch = self._next_batch(batch_size, info_in_sample=False)

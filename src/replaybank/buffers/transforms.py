@@ -7,8 +7,11 @@ from typing import Any
 
 from tensordict import is_tensor_collection
 
+from replaybank import showing
 from replaybank.transforms.base import SampleTransform
-from replaybank.transforms.stored import Related
+from replaybank.transforms.stored import Related, Slicings
+
+_REMEMBERED = 16  # sets of transforms of ensembles that a buffer is part of
 
 
 class TransformChain:
@@ -33,6 +36,8 @@ class TransformChain:
     def __init__(self, transforms: Sequence[Callable[[Any], Any]] = ()) -> None:
         self._links: list[_Link] = []
         self._related: Related | None = None
+        self._slicings: Slicings = {}
+        self._merged: dict[tuple[SampleTransform, ...], Related] = {}
         for transform in transforms:
             self.insert(len(self._links), transform)
 
@@ -46,6 +51,7 @@ class TransformChain:
 
         Raises:
             TypeError: it cannot be called, or ``invert`` is asked of one without ``inv``.
+            ValueError: it and another one would both put steps before slices.
         """
         if isinstance(transform, TransformChain):
             for offset, link in enumerate(transform._links):
@@ -59,14 +65,29 @@ class TransformChain:
             )
         if invert and not callable(getattr(transform, "inv", None)):
             raise TypeError(f"{transform!r} has no method inv, so it cannot be used with invert=True.")
-        self._links.insert(index, _Link(transform, invert))
         if isinstance(transform, SampleTransform):
-            self._related = Related([each for each in self if isinstance(each, SampleTransform)])
+            self._related = Related([*self.sampling, transform], self._slicings)
+            self._merged.clear()
+        self._links.insert(index, _Link(transform, invert))
 
     @property
     def related(self) -> Related | None:
         """What applies the sampling transforms among them, which a call leaves out; None without any."""
         return self._related
+
+    @property
+    def sampling(self) -> tuple[SampleTransform, ...]:
+        """The sampling transforms among them."""
+        return tuple(each for each in self if isinstance(each, SampleTransform))
+
+    def related_with(self, others: tuple[SampleTransform, ...]) -> Related:
+        """What applies the sampling transforms among them and those of an ensemble together. O(1)."""
+        found = self._merged.get(others)
+        if found is None:
+            if len(self._merged) >= _REMEMBERED:
+                self._merged.clear()
+            found = self._merged[others] = Related([*self.sampling, *others], self._slicings)
+        return found
 
     def __call__(self, sample: Any, *, keep_batch: bool = False) -> Any:
         """Transform what was sampled.
@@ -135,8 +156,18 @@ class TransformChain:
     def __iter__(self) -> Iterator[Any]:
         return (link.transform for link in self._links)
 
+    def _facts(self) -> dict[str, Any]:
+        """What its table in a notebook tells."""
+        links = (
+            link.transform if isinstance(link.transform, SampleTransform) else link for link in self._links
+        )
+        return {"": showing.Parts(links)}
+
     def __repr__(self) -> str:
-        return f"TransformChain([{', '.join(map(repr, self._links))}])"
+        return f"TransformChain([{', '.join(showing.told(link) for link in self._links)}])"
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 class _Link:
@@ -156,5 +187,5 @@ class _Link:
         return data if inverse is None else inverse(data)
 
     def __repr__(self) -> str:
-        name = getattr(self.transform, "__qualname__", None) or repr(self.transform)
+        name = getattr(self.transform, "__qualname__", None) or showing.told(self.transform)
         return f"inverse of {name}" if self.inverted else str(name)

@@ -32,15 +32,18 @@ REACHED = 0.03
 """The hand is on the dot when it is nearer than this, metres."""
 HOLD = 5
 """Steps for which the hand stays on the dot before an episode ends."""
+DOT_RADIUS = 0.075
+"""Of the dots, metres."""
+TREMBLING = 0.05
+"""Standard deviation of what an expert's hand trembles, radians a second."""
 
 _GAIN = 4.0  # commanded speed a radian of error, 1/s
-_NOISE = 0.05  # standard deviation of what the expert's hand trembles, radians a second
 # Joint ranges stay clear of the stretched and the folded elbow, where the inverse kinematics is steep, and
 # of a turn of the shoulder beyond half a circle, so that angles never wrap.
 _LOW, _HIGH = np.array([-0.3, 0.5]), np.array([2.4, 2.4])
 # Joint distance from start to goal: shorter ones would end before MIN_STEPS, longer ones after MAX_STEPS.
 _NEAR, _FAR = 1.0, 2.6
-_DOT_RADIUS, _HAND_RADIUS, _LINK_RADIUS = 0.075, 0.045, 0.035
+_HAND_RADIUS, _LINK_RADIUS = 0.045, 0.035
 
 COLOURS: MappingProxyType[str, Colour] = MappingProxyType(
     {
@@ -187,12 +190,13 @@ def expert(angles: Array, target: Array) -> Array:
     return command if largest <= MAX_SPEED else command * (MAX_SPEED / largest)
 
 
-def simulate(episode: int, seed: int = 0) -> Reach:
+def simulate(episode: int, seed: int = 0, trembling: float = TREMBLING) -> Reach:
     """Run one episode; the same numbers give the same episode, whatever others there are. O(T).
 
     Args:
         episode: its number, 0 or more.
         seed: seed of the dataset, 0 or more.
+        trembling: standard deviation of what the expert's hand trembles, radians a second.
     """
     rng = np.random.default_rng([seed, episode])
     colour = list(COLOURS)[int(rng.integers(len(COLOURS)))]
@@ -206,7 +210,7 @@ def simulate(episode: int, seed: int = 0) -> Reach:
     rows: list[tuple[Array, Array, Array]] = []
     held = 0
     while len(rows) < MAX_STEPS and not (held > HOLD and len(rows) >= MIN_STEPS):
-        action = np.clip(expert(angles, target) + rng.normal(0.0, _NOISE, 2), -MAX_SPEED, MAX_SPEED)
+        action = np.clip(expert(angles, target) + rng.normal(0.0, trembling, 2), -MAX_SPEED, MAX_SPEED)
         rows.append((angles, speeds, action))
         held = held + 1 if float(np.hypot(*(forward(angles)[1] - target))) < REACHED else 0
         angles, speeds = advance(angles, speeds, action)
@@ -241,7 +245,7 @@ def render(reach: Reach, camera: Camera) -> npt.NDArray[np.uint8]:
     elbow, hand = (camera.project(points) for points in forward(reach.angles))
     shoulder = camera.project(np.zeros((steps, 2)))
     dot = camera.project(np.tile(reach.target, (steps, 1)))
-    canvas.disc(dot, _DOT_RADIUS * camera.scale, COLOURS[reach.colour])
+    canvas.disc(dot, DOT_RADIUS * camera.scale, COLOURS[reach.colour])
     canvas.line(shoulder, elbow, _LINK_RADIUS * camera.scale, _LINK_COLOURS[0])
     canvas.line(elbow, hand, _LINK_RADIUS * camera.scale, _LINK_COLOURS[1])
     for joint in (shoulder, elbow):
@@ -272,7 +276,12 @@ def as_steps(reach: Reach) -> dict[Key, npt.NDArray[np.generic] | list[str]]:
 
 
 def write_arm_dataset(
-    path: str | PathLike[str], *, episodes: int = 40, seed: int = 0, shards: int = 4
+    path: str | PathLike[str],
+    *,
+    episodes: int = 40,
+    seed: int = 0,
+    shards: int = 4,
+    trembling: float = TREMBLING,
 ) -> Path:
     """Write a dataset of the arm as RLDS files: TFRecords of JPEG frames and their two JSON files.
 
@@ -281,6 +290,7 @@ def write_arm_dataset(
         episodes: how many, at least 1.
         seed: 0 or more; the same gives the same episodes.
         shards: number of files over which they are spread, at most one an episode.
+        trembling: standard deviation of what the expert's hand trembles, radians a second.
 
     Returns:
         The folder, to be given to :class:`RLDSSource`.
@@ -288,8 +298,11 @@ def write_arm_dataset(
     Raises:
         ValueError: a number is out of range.
     """
-    if episodes < 1 or seed < 0:
-        msg = f"episodes={episodes} and seed={seed}: at least 1 episode and a seed of 0 or more are needed"
+    if episodes < 1 or seed < 0 or not 0 <= trembling < np.inf:
+        msg = (
+            f"episodes={episodes}, seed={seed}, trembling={trembling}: at least 1 episode is needed, and a "
+            "seed and a trembling of 0 or more"
+        )
         raise ValueError(msg)
     from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
 
@@ -305,7 +318,7 @@ def write_arm_dataset(
     )
     with writer:
         for number in range(episodes):
-            reach = simulate(number, seed)
+            reach = simulate(number, seed, trembling)
             metadata: dict[Key, object] = {
                 ("episode_metadata", "target"): reach.target.astype(np.float32),
                 ("episode_metadata", "colour"): reach.colour,

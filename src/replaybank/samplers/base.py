@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from replaybank import _native
+from replaybank import _native, showing
 from replaybank.checkpoint import Stateful
 from replaybank.storages.resize import Move
 from replaybank.trajectories.signals import Key, StepSource
@@ -102,6 +102,18 @@ class Sampler(Stateful):
     Attributes:
         generator: where every random draw comes from; ``None``: torch's global generator. The buffer hands
             it down; it is not part of the state.
+
+    Example:
+        >>> import torch
+        >>> from replaybank import LazyTensorStorage, ReplayBuffer
+        >>> class Newest(Sampler):
+        ...     def sample(self, storage, batch_size):
+        ...         back = torch.arange(1, batch_size + 1)
+        ...         return (storage.log.cursor - back) % len(storage), {}
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=Newest(), batch_size=3)
+        >>> _ = buffer.extend(torch.arange(7))
+        >>> buffer.sample()
+        tensor([6, 5, 4])
     """
 
     generator: torch.Generator | None = None
@@ -133,11 +145,19 @@ class Sampler(Stateful):
         """
 
     def draw(self, storage: SampledStorage, batch_size: int) -> tuple[Index, dict[InfoKey, Any]]:
-        """As :meth:`sample`, for a caller who reads the items: the info may hold :class:`FromItems`."""
+        """As :meth:`sample`, for a caller who reads the items: the info may hold :class:`FromItems`.
+
+        Args:
+            storage: what is sampled from; at least one item.
+            batch_size: number of items, B.
+        """
         return self.sample(storage, batch_size)
 
     def register_storage(self, storage: SampledStorage) -> None:
         """Hear which storage will be sampled.
+
+        Args:
+            storage: it may be empty, and not allocated yet.
 
         Raises:
             ValueError: the sampler has no room for what it holds.
@@ -146,18 +166,37 @@ class Sampler(Stateful):
     def check_write(self, storage: Any, data: Any, *, single: bool = False) -> None:
         """Hear what is about to be written: items, or a ``single`` time row.
 
+        Args:
+            storage: where to.
+            data: the items ``[B, ...]``, as they will be written.
+            single: it is one time row, without a time dimension.
+
         Raises:
             ValueError: the sampler would have no room for it; nothing has been written.
         """
 
     def add(self, index: Any) -> None:
-        """Hear that the writer wrote one item."""
+        """Hear that the writer wrote one item.
+
+        Args:
+            index: where it went, as the writer says; None if it was not kept.
+        """
 
     def extend(self, index: Any) -> None:
-        """Hear that the writer wrote items."""
+        """Hear that the writer wrote items.
+
+        Args:
+            index: where they went, int64 ``[B]`` or ``[B, ndim]``; -1 for those that were not kept.
+        """
 
     def update_priority(self, index: Any, priority: Any, *, storage: SampledStorage | None = None) -> None:
-        """Set priorities; here: warn that there are none, and change nothing."""
+        """Set priorities; here: warn that there are none, and change nothing.
+
+        Args:
+            index: which items, as in the info of a sample.
+            priority: a number or ``[B]``.
+            storage: what is sampled from.
+        """
         warnings.warn(
             f"{type(self).__name__} has no priorities, so update_priority changes nothing. Give the "
             "buffer a PrioritizedSampler, or a PrioritizedSliceSampler, to sample by priority.",
@@ -165,7 +204,12 @@ class Sampler(Stateful):
         )
 
     def mark_update(self, index: Any, *, storage: SampledStorage | None = None) -> None:
-        """Hear that items changed."""
+        """Hear that items changed.
+
+        Args:
+            index: which items, as in the info of a sample.
+            storage: what is sampled from.
+        """
 
     @property
     def default_priority(self) -> float:
@@ -200,6 +244,10 @@ class Sampler(Stateful):
     def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
         """A state of a sampler of this kind for a storage whose rows have moved; that itself is not changed.
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+            move: where the rows come to lie.
+
         Raises:
             ValueError: it cannot follow.
         """
@@ -212,10 +260,21 @@ class Sampler(Stateful):
         return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state; ``state_dict`` itself is not changed."""
+        """Take over a state; ``state_dict`` itself is not changed.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
+
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells: its settings."""
+        return {}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def refuse_empty(storage: SampledStorage) -> int:

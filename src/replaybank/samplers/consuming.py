@@ -224,5 +224,5 @@ class ConsumingSampler(Sampler):
         self._ran_out = bool(state_dict["ran_out"])
         self._follower.load_state_dict(state_dict["follower"])
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_times_sampled={self.max_times_sampled})"
+    def _facts(self) -> dict[str, Any]:
+        return {"max_times_sampled": self.max_times_sampled}

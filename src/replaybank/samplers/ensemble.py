@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import StrPath, load, save
 from replaybank.samplers.arguments import batch_of, takes_generation, whole
 from replaybank.samplers.base import InfoKey, Sampler
@@ -465,5 +466,11 @@ class SamplerEnsemble(Sampler):
             self._load(before)
             raise
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self._samplers))})"
+    def _facts(self) -> dict[str, Any]:
+        return {"": showing.Parts(self._samplers), **drawn(self.arguments)}
+
+
+def drawn(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """How parts are drawn, as a repr tells it: what differs from the default."""
+    told = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    return {name: v.tolist() if isinstance(v, Tensor) else v for name, v in told.items()}

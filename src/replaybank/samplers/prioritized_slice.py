@@ -22,6 +22,7 @@ from replaybank.samplers.slicing import (
     reach_of,
     shape_of,
     sizes_of,
+    slices_told,
     truncated_of,
 )
 from replaybank.trajectories.index import repeat
@@ -203,9 +204,9 @@ class PrioritizedSliceSampler(PrioritySampler):
             super().load_state_dict(state_dict)
             self._starts.forget()
 
-    def __repr__(self) -> str:
-        size = f"slice_len={self.slice_len}" if self.slice_len else f"num_slices={self.num_slices}"
-        return f"{super().__repr__()[:-1]}, {size})"
+    def _facts(self) -> dict[str, Any]:
+        told = slices_told(self.num_slices, self.slice_len, self._slicing, self.strict_length)
+        return {**super()._facts(), **told}
 
 
 SliceSampler.register(PrioritizedSliceSampler)

@@ -306,8 +306,6 @@ class PrioritySampler(Sampler):
             self._table.load_state_dict(state_dict)
             self.reduction = reduction
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(max_capacity={self.max_capacity}, alpha={float(self.alpha)}, "
-            f"beta={float(self.beta)}, eps={self.eps})"
-        )
+    def _facts(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"max_capacity": self.max_capacity, "alpha": float(self.alpha)}
+        return {**told, "beta": float(self.beta), "eps": self.eps, "reduction": self.reduction}

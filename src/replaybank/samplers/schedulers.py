@@ -126,6 +126,15 @@ class StepScheduler(ParameterScheduler):
 
     Raises:
         ValueError: another mode.
+
+    Example:
+        >>> from replaybank.samplers import PrioritizedSampler
+        >>> sampler = PrioritizedSampler(10, alpha=0.5, beta=0.4)
+        >>> scheduler = StepScheduler(sampler, "alpha", gamma=0.5, n_steps=2, min_value=0.2)
+        >>> for _ in range(6):
+        ...     scheduler.step()
+        >>> sampler.alpha  # halved after two steps and after four, then no further
+        0.2
     """
 
     def __init__(
@@ -163,6 +172,14 @@ class LambdaScheduler(ParameterScheduler):
         lambda_fn: called with 1, 2, ...
         min_value: it is set to no less.
         max_value: it is set to no more.
+
+    Example:
+        >>> from replaybank.samplers import PrioritizedSampler
+        >>> sampler = PrioritizedSampler(10, alpha=0.5, beta=0.4)
+        >>> scheduler = LambdaScheduler(sampler, "beta", lambda step: 0.4 + 0.1 * step, max_value=1.0)
+        >>> scheduler.step()
+        >>> sampler.beta
+        0.5
     """
 
     def __init__(
@@ -187,13 +204,28 @@ class SchedulerList(Stateful):
 
     Args:
         schedulers: one or more.
+
+    Example:
+        >>> from replaybank.samplers import PrioritizedSampler
+        >>> sampler = PrioritizedSampler(10, alpha=0.5, beta=0.5)
+        >>> both = SchedulerList([
+        ...     LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2),
+        ...     StepScheduler(sampler, "alpha", gamma=0.5),
+        ... ])
+        >>> both.step()
+        >>> sampler.beta, sampler.alpha
+        (0.75, 0.25)
     """
 
     def __init__(self, schedulers: ParameterScheduler | Iterable[ParameterScheduler]) -> None:
         self.schedulers = [schedulers] if isinstance(schedulers, ParameterScheduler) else list(schedulers)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add one behind the others."""
+        """Add one behind the others.
+
+        Args:
+            scheduler: comes last.
+        """
         self.schedulers.append(scheduler)
 
     def step(self) -> None:

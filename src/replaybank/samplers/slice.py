@@ -15,6 +15,7 @@ from replaybank.samplers.slicing import (
     reach_of,
     shape_of,
     sizes_of,
+    slices_told,
     truncated_of,
 )
 
@@ -141,6 +142,5 @@ class SliceSampler(Sampler):
         """Forget the index: the buffer was emptied. O(1)."""
         self._slicing.forget()
 
-    def __repr__(self) -> str:
-        size = f"slice_len={self.slice_len}" if self.slice_len else f"num_slices={self.num_slices}"
-        return f"{type(self).__name__}({size}, end_key={self.end_key!r}, traj_key={self.traj_key!r})"
+    def _facts(self) -> dict[str, Any]:
+        return slices_told(self.num_slices, self.slice_len, self._slicing, self.strict_length)

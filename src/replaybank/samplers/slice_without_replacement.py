@@ -12,7 +12,14 @@ from replaybank.samplers.base import InfoKey, SampledStorage, Sampler, completed
 from replaybank.samplers.follow import Follower
 from replaybank.samplers.passes import Pass
 from replaybank.samplers.slice import SliceSampler
-from replaybank.samplers.slicing import Slicing, none_long_enough, shape_of, sizes_of, truncated_of
+from replaybank.samplers.slicing import (
+    Slicing,
+    none_long_enough,
+    shape_of,
+    sizes_of,
+    slices_told,
+    truncated_of,
+)
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 from replaybank.storages.resize import Move
 
@@ -204,9 +211,6 @@ class SliceSamplerWithoutReplacement(Sampler):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pass": self._current_pass()}
 
-    def __repr__(self) -> str:
-        size = f"slice_len={self.slice_len}" if self.slice_len else f"num_slices={self.num_slices}"
-        return (
-            f"{type(self).__name__}({size}, drop_last={self.drop_last}, shuffle={self.shuffle}, "
-            f"end_key={self.end_key!r}, traj_key={self.traj_key!r})"
-        )
+    def _facts(self) -> dict[str, Any]:
+        told = slices_told(self.num_slices, self.slice_len, self._slicing, self.strict_length)
+        return {**told, "drop_last": self.drop_last, "shuffle": self.shuffle}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import batch_of, key_of, whole
 from replaybank.samplers.base import FromItems, InfoKey, SampledStorage, unravel_columns
+from replaybank.showing import Words
 from replaybank.storages.write_log import LogMark, WriteLog
 from replaybank.trajectories.index import Slices, TrajectoryIndex
 from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal, Key, comparable
@@ -196,6 +198,55 @@ class Slicing:
         self.forget()
 
 
+def slicing_of(sampler: Any) -> Slicing | None:
+    """How a sampler finds trajectories, if it draws slices of them."""
+    found = getattr(sampler, "_slicing", None)
+    return found if isinstance(found, Slicing) else None
+
+
+def slice_ends(sampler: Any, info: Mapping[InfoKey, Any]) -> Tensor | None:
+    """Where the slices of a batch end, bool ``[B, 1]``; None if its steps were drawn one by one."""
+    key = getattr(sampler, "truncated_key", None)
+    found = None if key is None else info.get(key)
+    return found if isinstance(found, Tensor) else None
+
+
+def lengthened_info(
+    sampler: Any, info: Mapping[InfoKey, Any], source: Tensor, count: int
+) -> dict[InfoKey, Any]:
+    """The info of slices with steps put before each. O(steps).
+
+    Args:
+        sampler: who drew the slices, with a ``truncated_key``.
+        info: its info of them.
+        source: int64 ``[K]``: for each step which of the slices' it is, or before which it was put.
+        count: number of steps in the slices.
+
+    Returns:
+        Of a step that was put before a slice what the info says of its first step, and that it ends nothing.
+    """
+    truncated = sampler.truncated_key
+    ends = {truncated, _like(truncated, "done"), _like(truncated, "terminated")}
+    added = torch.zeros_like(source, dtype=torch.bool)
+    added[:-1] = source[1:] == source[:-1]  # all but the last of those that go with one step
+
+    def taken(value: Tensor, flags: bool) -> Tensor:
+        values = value[source.to(value.device)]
+        if flags:
+            values[added.to(value.device)] = False
+        return values
+
+    made: dict[InfoKey, Any] = {}
+    for key, value in info.items():
+        if isinstance(value, FromItems):
+            made[key] = FromItems(value.key, None if value.also is None else taken(value.also, True))
+        elif isinstance(value, Tensor) and value.ndim and value.shape[0] == count:
+            made[key] = taken(value, key in ends)
+        else:
+            made[key] = value
+    return made
+
+
 def sizes_of(num_slices: int | None, slice_len: int | None) -> tuple[int | None, int | None]:
     """Both as ints, of which a sampler is told exactly one.
 
@@ -307,6 +358,21 @@ def _no_tensordict(storage: SampledStorage) -> RuntimeError:
         "no tensors by key, and the sampler needs them to read where trajectories end. Keep TensorDicts (or "
         "dicts of tensors) in a LazyTensorStorage, or give ends or trajectories."
     )
+
+
+def slices_told(
+    num_slices: int | None, slice_len: int | None, slicing: Slicing, strict_length: bool
+) -> dict[str, Any]:
+    """What the repr of a sampler of slices tells."""
+    told: dict[str, Any] = {"slice_len": slice_len} if slice_len else {"num_slices": num_slices}
+    for name in ("ends", "trajectories"):
+        given = getattr(slicing, name)
+        if given is not None:
+            told[name] = Words(f"{list(given.shape)} given")
+    if slicing.ends is None and slicing.trajectories is None:
+        named = {"end_key": (slicing.end_key, _END_KEY), "traj_key": (slicing.traj_key, _TRAJ_KEY)}
+        told.update({name: key for name, (key, default) in named.items() if key != default})
+    return told if strict_length else {**told, "strict_length": False}
 
 
 def _candidates(end_key: InfoKey | None, traj_key: InfoKey | None) -> tuple[EndSignal, ...]:

@@ -212,5 +212,5 @@ class StalenessAwareSampler(Sampler):
         self._stamps = None if stamps is None else stamps.detach().cpu().clone()
         self._follower.load_state_dict(state_dict["follower"])
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_staleness={self.max_staleness}, decay={self.decay})"
+    def _facts(self) -> dict[str, Any]:
+        return {"max_staleness": self.max_staleness, "decay": self.decay}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from replaybank import showing
 from replaybank.samplers.arguments import batch_of
 from replaybank.samplers.base import Index, InfoKey, SampledStorage, Sampler, refuse_empty, unravel_columns
 from replaybank.samplers.passes import Pass
@@ -114,5 +115,8 @@ class SamplerWithoutReplacement(Sampler):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_epoch": None}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"
+    def _facts(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"drop_last": self.drop_last, "shuffle": self.shuffle}
+        return (
+            {**told, "left": showing.Words(f"{self._pass.left} of {self._pass.n}")} if self._pass.n else told
+        )

@@ -7,7 +7,7 @@ attributes that this one sets 0.5; a batch that was just gathered has nothing to
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "is_tensor_collection",
     "is_tensorclass",
     "leaf_of",
+    "set_leaves",
     "stack_of",
     "with_entry",
 ]
@@ -159,3 +160,41 @@ def entries_to_set(data: TensorDictBase) -> dict[str, Any] | None:
         if type(inner) is dict:
             return inner
     return None
+
+
+def set_leaves(data: Any, values: Iterable[tuple[tuple[str, ...], Any]]) -> list[tuple[tuple[str, ...], Any]]:
+    """Set entries of a batch where they are seen to fit. O(entries).
+
+    Args:
+        data: where; of use is an unlocked TensorDict ``[B]`` on the CPU.
+        values: what, by path; of use are tensors ``[B, ...]`` there.
+
+    Returns:
+        What has not been set.
+    """
+    if type(data) is not TensorDict:
+        return list(values)
+    batch, device = data.batch_size, data.device
+    if len(batch) != 1 or (device is not None and device.type != "cpu"):
+        return list(values)
+    count, left = batch[0], []
+    above: dict[tuple[str, ...], dict[str, Any] | None] = {(): entries_to_set(data)}
+    for path, value in values:
+        parent = path[:-1]
+        found = above[parent] if parent in above else above.setdefault(parent, _entries_at(data, parent))
+        fits = found is not None and type(value) is torch.Tensor and value.is_cpu and value.dim() > 0
+        if fits and value.size(0) == count:
+            found[path[-1]] = value  # type: ignore[index]
+        else:
+            left.append((path, value))
+    return left
+
+
+def _entries_at(data: TensorDict, path: tuple[str, ...]) -> dict[str, Any] | None:
+    """The entries of a nested TensorDict of the same batch size and device, if they may be set."""
+    inner: Any = data
+    for part in path:
+        inner = entries(inner).get(part)
+        if type(inner) is not TensorDict or inner.batch_size != data.batch_size:
+            return None
+    return entries_to_set(inner) if inner.device == data.device else None

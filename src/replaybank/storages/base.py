@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
+from replaybank.storages._tensordict import leaf_of
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
 from replaybank.storages.log_header import checked_state
@@ -86,7 +88,11 @@ class Storage(Stateful):
         return self._log.rows
 
     def rows_with(self, columns: tuple[int, ...]) -> int:
-        """The capacity along time that it has, or will have once it holds items in such columns."""
+        """The capacity along time that it has, or will have once it holds items in such columns.
+
+        Args:
+            columns: sizes of the dimensions behind time.
+        """
         return self.rows
 
     @property
@@ -126,11 +132,36 @@ class Storage(Stateful):
         """
         raise KeyError(f"{key!r}: a {type(self).__name__} has no leaves; {self.leaf_keys()} are there.")
 
+    def get_leaves(self, keys: Sequence[Key], items: Tensor) -> list[Any]:
+        """Copies of some leaves of items. O(B * bytes of these), where leaves lie apart; else of whole items.
+
+        Args:
+            keys: which; paths of entries that :meth:`get` gives.
+            items: int64 ``[B]`` on the CPU, numbered over all dimensions, time-major.
+
+        Returns:
+            ``[B, ...]`` each.
+
+        Raises:
+            IndexError: out of range, or never written.
+            KeyError: there is no such entry.
+        """
+        found = self._read_items(items)
+        if isinstance(found, list):
+            return [torch.stack([leaf_of(item, key) for item in found]) for key in keys]
+        return [leaf_of(found, key) for key in keys]
+
     def contains(self, item: Any) -> Any:
         """Whether items are there.
 
         Args:
             item: an int gives a bool, integers give bools of their shape; numbers on the first dimension.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import TensorStorage
+            >>> TensorStorage(torch.arange(3)).contains(torch.tensor([0, 5, -1]))
+            tensor([ True, False,  True])
         """
         if isinstance(item, int):
             return -self._log.length <= item < self._log.length
@@ -268,6 +299,15 @@ class Storage(Stateful):
         Raises:
             IndexError: a row is out of range, or would leave rows before it that were never written.
             ValueError: the data does not fit; nothing has been written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import LazyTensorStorage
+            >>> storage = LazyTensorStorage(4)
+            >>> storage.set(range(3), {"x": torch.arange(3)})
+            >>> storage.set(1, {"x": torch.tensor(7)}, set_cursor=False)  # the same as storage[1] = ...
+            >>> storage[:]["x"], storage.log.cursor
+            (tensor([0, 7, 2]), 3)
         """
         if not set_cursor:
             self[cursor] = data
@@ -338,6 +378,13 @@ class Storage(Stateful):
 
         Raises:
             IndexError: out of range, or never written.
+
+        Example:
+            >>> import torch
+            >>> from replaybank import TensorStorage
+            >>> storage = TensorStorage(torch.arange(10))
+            >>> storage.get(-1), storage.get([0, 3]), storage.get(slice(8, None))
+            (tensor(9), tensor([0, 3]), tensor([8, 9]))
         """
         log = self._log
         if log.unfinished:
@@ -377,6 +424,9 @@ class Storage(Stateful):
     def move_of(self, state_dict: Mapping[str, Any]) -> Move | None:
         """Where the rows of a state come to lie when this storage loads it; None: where they were. O(1).
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+
         Raises:
             ValueError: there are more than this storage has room for.
         """
@@ -386,12 +436,27 @@ class Storage(Stateful):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; ``state_dict`` stays the caller's. O(N).
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+
         Raises:
             ValueError: the state does not fit; nothing has been changed.
         """
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells; from the log as it is, as the lock may be another's."""
+        told: dict[str, Any] = {"max_size": self.max_size, "len": len(self)}
+        if self.columns:
+            told["columns"] = list(self.columns)
+        elif self.ndim > 1:
+            told["ndim"] = self.ndim
+        return told if self.device is None else {**told, "device": showing.Words(self.device)}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_size={self.max_size}, len={len(self)}, device={self.device})"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def check_log(state: Any, length: int) -> int:

@@ -13,7 +13,7 @@ from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.blocks import BLOCK_PAYLOAD, ByteBlocks
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.frames import EncodedFrames, frames_of
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.packed import PackedRows
 from replaybank.storages.structure import show
 from replaybank.storages.table import Leaf, Table, checked, read, whole
@@ -123,10 +123,10 @@ class EncodedTable:
         """Where the leaves lie that are no images."""
         return self._inner.stored_layout
 
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes that the images take."""
-        return sum(column.strings.taken_bytes + 8 * self.items for column in self._columns)
+    def taken_bytes(self, items: int) -> int:
+        """Bytes of the other leaves, and the most that the encoded images ever took. O(cameras)."""
+        images = sum(column.strings.taken_bytes + 8 * items for column in self._columns)
+        return self._inner.taken_bytes(items) + images
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -144,6 +144,28 @@ class EncodedTable:
         return self._joined(
             self._inner.gather(index, valid), [column.read(index) for column in self._columns]
         )
+
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """Copies of some leaves of items; see :meth:`Table.gather_leaves`. An image is decoded once."""
+        index = checked(index.to("cpu"), valid)
+        columns = {column.number: column for column in self._columns}
+        others = [number for number in numbers if number not in columns]
+        found: dict[int, Tensor] = {}
+        if others:
+            places = [self._others.index(number) for number in others]
+            found.update(zip(others, self._inner.gather_leaves(places, index, valid), strict=True))
+        if len(others) < len(numbers):
+            once, place = torch.unique(index, return_inverse=True)
+            repeated = once.numel() < index.numel()
+            for number in numbers:
+                if number in columns:
+                    images = columns[number].read(once if repeated else index)
+                    found[number] = images[place] if repeated else images
+        return [found[number] for number in numbers]
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf of all items lies that is no image. See :meth:`Table.items_of`."""
+        return self._inner.items_of(self._others.index(number)) if number in self._others else None
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``; see :meth:`Table.gather_run`."""

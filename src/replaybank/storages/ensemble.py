@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict, is_tensor_collection, lazy_stack
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Stateful
 from replaybank.storages._tensordict import build, entries
 from replaybank.storages.base import Storage, entry
@@ -194,8 +195,15 @@ class StorageEnsemble(Stateful):
                 snapshot.restore()
             raise
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells."""
+        return {"": showing.Parts(self.storages)}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(repr, self.storages))})"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def item_index(items: Tensor, ndim: int) -> Tensor | tuple[Tensor, ...]:

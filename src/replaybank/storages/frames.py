@@ -70,7 +70,11 @@ class EncodedFrames:
         _simplejpeg() if self.format == "jpeg" else _pillow()
 
     def check(self, leaf: LeafSpec) -> None:
-        """Raise ValueError unless images of this leaf can be encoded."""
+        """Raise ValueError unless images of this leaf can be encoded.
+
+        Args:
+            leaf: key, dtype and shape of an entry.
+        """
         allowed = sorted(_JPEG_COLORS if self.format == "jpeg" else _PNG_MODES)
         shape = leaf.shape
         if (
@@ -86,7 +90,18 @@ class EncodedFrames:
             )
 
     def encode(self, image: Pixels) -> bytes:
-        """One image ``[H, W, C]`` (or ``[C, H, W]``) as bytes."""
+        """One image ``[H, W, C]`` (or ``[C, H, W]``) as bytes.
+
+        Args:
+            image: uint8, C-contiguous or not.
+
+        Example:
+            >>> image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+            >>> kept, again = EncodedFrames("png"), np.empty_like(image)
+            >>> kept.decode(kept.encode(image), again)
+            >>> bool((again == image).all())
+            True
+        """
         pixels = np.ascontiguousarray(image.transpose(1, 2, 0) if self.channels_first else image)
         channels = pixels.shape[2]
         if self.format == "jpeg":
@@ -104,6 +119,10 @@ class EncodedFrames:
     def decode(self, content: bytes, out: Pixels) -> None:
         """Bytes of either format into an image of the shape that was encoded.
 
+        Args:
+            content: a JPEG or PNG.
+            out: uint8, of the shape that was encoded; written.
+
         Raises:
             ValueError: they are no such image.
         """
@@ -116,12 +135,21 @@ class EncodedFrames:
             out[...] = pixels
 
     def decode_all(self, read: Callable[[int], bytes], out: Tensor) -> None:
-        """Images ``out[k]`` of the bytes ``read(k)``, in several threads where there is enough to do."""
+        """Images ``out[k]`` of the bytes ``read(k)``, in several threads where there is enough to do.
+
+        Args:
+            read: gives the bytes of the k-th image.
+            out: uint8 ``[n, ...]``; written.
+        """
         pixels: Pixels = out.numpy()
         share_out(len(out), out[0].numel() if len(out) else 0, lambda k: self.decode(read(k), pixels[k]))
 
     def encode_all(self, images: Tensor) -> list[bytes]:
-        """Images ``[k, ...]`` as bytes, in several threads where there is enough to do."""
+        """Images ``[k, ...]`` as bytes, in several threads where there is enough to do.
+
+        Args:
+            images: uint8.
+        """
         pixels: Pixels = images.numpy()
         found: list[bytes] = [b""] * len(images)
 

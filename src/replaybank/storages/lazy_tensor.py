@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from replaybank import showing
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
 from replaybank.storages.base import Batch, Storage, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
@@ -201,6 +202,16 @@ class LazyTensorStorage(TensorStorage):
                 "processes would not see them. Write all keys with the first items. Nothing has been written."
             )
         return super()._widen(table, specs)
+
+    def _facts(self) -> dict[str, Any]:
+        told = super()._facts()
+        if self.encoded and self._table is not None:
+            told["memory"] = showing.Words(f"{told['memory']} and images as bytes")
+        if self.encoded:
+            told["encoded"] = showing.keys(list(self.encoded))
+        if self.next_observation is not None:
+            told["next_observation"] = self.next_observation
+        return {**told, "shared_init": True} if self.shared_init else told
 
 
 def _check_next(next_observation: str | None) -> None:

@@ -11,6 +11,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run
@@ -180,6 +181,10 @@ class ListStorage(Storage):
             resize_log(self.log, rows if move is None else move.rows)
         self.log.load_state_dict(log)
         self._items = items
+
+    def _facts(self) -> dict[str, Any]:
+        told = super()._facts()
+        return told if self._bound is not None else {**told, "max_size": showing.Words("unbounded")}
 
 
 def _items_of(data: Any) -> list[Any]:

@@ -199,6 +199,12 @@ class LazyMemmapStorage(LazyTensorStorage):
             arena = FileArena(folder, "open")
             self._table = self._table_in(arena, specs, layout, dims, torch.device("cpu"), fresh=False)
 
+    def _facts(self) -> dict[str, Any]:
+        told = super()._facts()
+        told["disk"] = told.pop("memory")
+        folder = self.folder
+        return told if folder is None else {**told, "folder": str(folder)}
+
 
 def _remove(files: Iterable[Path], process: int) -> None:
     if os.getpid() == process:  # not in a forked child

@@ -12,7 +12,7 @@ from replaybank import _native
 from replaybank.storages.arena import Arena
 from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.forms import BatchForms
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
 from replaybank.storages.packed import PackedRows
 from replaybank.storages.table import PLAN_BYTES, Leaf, LeafTable, checked, out_of_range, read, whole
@@ -167,11 +167,9 @@ class NextTable:
         """Items whose next observation is kept aside now."""
         return int(self._counts[0] - self._counts[1])
 
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes that the items written take: stored leaves, and the most that was ever kept aside."""
-        written = int((self._place != 0).sum())
-        return written * (self._main.layout.item_bytes + 8) + int(self._counts[0]) * self._slot_bytes
+    def taken_bytes(self, items: int) -> int:
+        """Bytes of the stored leaves, what tells where the others are, and the most ever kept aside. O(1)."""
+        return self._main.taken_bytes(items) + 8 * items + int(self._counts[0]) * self._slot_bytes
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -179,6 +177,37 @@ class NextTable:
         """Copies of items; as :meth:`LeafTable.gather`."""
         index = index.to("cpu").contiguous()
         return self._with_next(self._main.gather(index, valid), index, valid)
+
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """Copies of some leaves of items; as :meth:`LeafTable.gather_leaves`."""
+        index = index.to("cpu").contiguous()
+        stored = [number for number in numbers if number in self._stored]
+        found: dict[int, Tensor] = {}
+        if stored:
+            places = [self._stored.index(number) for number in stored]
+            found.update(zip(stored, self._main.gather_leaves(places, index, valid), strict=True))
+        for number in numbers:
+            if number not in found:
+                found[number] = self._made(number, index, valid)
+        return [found[number] for number in numbers]
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a stored leaf of all items lies; None for a made one. See :meth:`Table.items_of`."""
+        return self._main.items_of(self._stored.index(number)) if number in self._stored else None
+
+    def _made(self, number: int, index: Tensor, valid: int) -> Tensor:
+        """One made leaf of items, ``[*index, *shape]``."""
+        leaf = self.layout.leaves[number]
+        out = self._memory.any_size((*index.shape, *leaf.shape), leaf.dtype)
+        link = [made for made, _ in self._links].index(number)
+        sources, aside, _, *rest = self._next
+        one = [sources + link * PLAN_BYTES, aside + link * PLAN_BYTES, 1, *rest]
+        count = index.numel()
+        threads = self._main.threads(count)
+        bad = _native.next_gather(one, valid, index.data_ptr(), count, [out.data_ptr()], threads)
+        if bad >= 0:
+            raise out_of_range(int(index.reshape(-1)[bad]), valid)
+        return out
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``; as :meth:`LeafTable.gather_run`."""
@@ -217,16 +246,8 @@ class NextTable:
             raise IndexError(f"A row is out of range: {length} have been written, got {rows.tolist()[:10]}.")
         rows = torch.where(rows < 0, rows + length, rows)
         items = rows.reshape(-1, 1) * self._width + torch.arange(self._width)
-        leaf = self.layout.leaves[number]
-        out = torch.empty((items.shape[0], *self.dims[1:], *leaf.shape), dtype=leaf.dtype)
-        link = [made for made, _ in self._links].index(number)
-        sources, aside, _, *rest = self._next
-        one = [sources + link * PLAN_BYTES, aside + link * PLAN_BYTES, 1, *rest]
-        count = items.numel()
-        _native.next_gather(
-            one, self.items, items.data_ptr(), count, [out.data_ptr()], self._main.threads(count)
-        )
-        return out
+        made = self._made(number, items, self.items)
+        return made.view(items.shape[0], *self.dims[1:], *self.layout.leaves[number].shape)
 
     def valid_views(self, length: int) -> list[Tensor]:
         """Refused: made leaves lie nowhere.

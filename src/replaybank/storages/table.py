@@ -30,6 +30,8 @@ _UNKNOWN = frozenset(
     if name.startswith("float8") or name in ("uint16", "uint32", "uint64")
 )
 
+_REMEMBERED_CHOICES = 16  # sets of leaves that are read by themselves: a few a transform
+
 PLAN_BYTES = 32
 """Bytes of a leaf in a plan of ``csrc/gather.hpp``."""
 
@@ -54,8 +56,20 @@ class Table(Protocol):
         """Where the leaves lie that are kept as they are."""
         ...
 
+    def taken_bytes(self, items: int) -> int:
+        """Bytes that the first ``items`` items take, which are those that have been written."""
+        ...
+
     def gather(self, index: Tensor, valid: int) -> list[Tensor]:
         """Copies of the items ``index``, each in ``[-valid, valid)``; raises IndexError."""
+        ...
+
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """The same of some leaves, by their numbers."""
+        ...
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf of all items lies, numbered over all dimensions; None where kernels cannot read it."""
         ...
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
@@ -162,6 +176,7 @@ class LeafTable:
         self._plan = self._make_plan()
         self.forms = BatchForms(layout.leaves, device, native=self._plan is not None)
         self._address = 0 if self._plan is None else self._plan.data_ptr()
+        self._chosen: dict[tuple[int, ...], LeafTable] = {}
 
     @classmethod
     def allocate(
@@ -231,6 +246,7 @@ class LeafTable:
                 return None
             group = -1 if self.layout.offsets[number] is not None else number
             plan.append([flat.data_ptr(), stride * leaf.dtype.itemsize, leaf.bytes, group])
+        self._steps = [stride for _, stride, _, _ in plan]
         # The kernels want the leaves of a group side by side; the numbers say which leaf is which.
         self._order = sorted(range(len(plan)), key=lambda number: plan[number][3])
         self._in_order = self._order == list(range(len(plan)))
@@ -250,6 +266,10 @@ class LeafTable:
         """Where the leaves lie."""
         return self.layout
 
+    def taken_bytes(self, items: int) -> int:
+        """Bytes that the first ``items`` items take. O(1)."""
+        return items * self.layout.item_bytes
+
     # --- reading ---------------------------------------------------------------------------------------
 
     def read(self, number: int, rows: Tensor | slice, length: int) -> Tensor:
@@ -263,11 +283,16 @@ class LeafTable:
 
     def place_of(self, number: int) -> LeafPlace | None:
         """Where a leaf lies; None where kernels cannot read it, or the items have several dimensions."""
-        if self._plan is None or len(self.dims) > 1:
+        return self.items_of(number) if len(self.dims) == 1 else None
+
+    def items_of(self, number: int) -> LeafPlace | None:
+        """Where a leaf of all items lies; see :meth:`Table.items_of`. O(1)."""
+        if self._plan is None:
             return None
-        leaf, view = self.layout.leaves[number], self.views[number]
-        step = view.stride(0) * view.element_size() if self.items > 1 else leaf.bytes
-        return LeafPlace(view.data_ptr(), step, leaf.bytes, leaf.dtype, leaf.shape)
+        leaf = self.layout.leaves[number]
+        return LeafPlace(
+            self.views[number].data_ptr(), self._steps[number], leaf.bytes, leaf.dtype, leaf.shape
+        )
 
     def valid_views(self, length: int) -> list[Tensor]:
         """The leaves of the first ``length`` rows, not copied. O(leaves)."""
@@ -303,6 +328,25 @@ class LeafTable:
         if bad >= 0:
             raise out_of_range(int(index.reshape(-1)[bad]), valid)
         return out
+
+    def gather_leaves(self, numbers: Sequence[int], index: Tensor, valid: int) -> list[Tensor]:
+        """Copies of some leaves of items; see :meth:`gather`. O(B * bytes of these)."""
+        return self.of_leaves(numbers).gather(index, valid)
+
+    def of_leaves(self, numbers: Sequence[int]) -> LeafTable:
+        """Some leaves of the table, where they are. O(1) for ones that were asked for lately."""
+        wanted = tuple(numbers)
+        found = self._chosen.get(wanted)
+        if found is None:
+            if len(self._chosen) >= _REMEMBERED_CHOICES:
+                self._chosen.clear()
+            layout = self.layout
+            part = RowLayout(
+                [layout.leaves[k] for k in wanted], [layout.offsets[k] for k in wanted], layout.row_bytes
+            )
+            views = [self.views[k] for k in wanted]
+            found = self._chosen[wanted] = LeafTable(part, self.dims, views, self.device, given=True)
+        return found
 
     def gather_run(self, start: int, count: int, lead: tuple[int, ...]) -> list[Tensor]:
         """Copies of items ``start, start + 1, ...``, ``[*lead, *shape]`` each. Checked by the caller."""

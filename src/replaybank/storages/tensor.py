@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Field, Rows
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import MemoryArena
@@ -101,6 +102,32 @@ class TensorStorage(Storage):
             raise KeyError(f"No leaf {key!r} in this storage; there are {keys}.")
         return self._table.read(keys.index(key), rows, self.log.length)
 
+    def get_leaves(self, keys: Sequence[Key], items: Tensor) -> list[Any]:
+        """Copies of some leaves of items, read in one go. O(B * bytes of these)."""
+        table, structure = self._parts()
+        there = structure.keys
+        missing = [key for key in keys if key not in there]
+        if missing:
+            raise KeyError(f"No leaf {missing[0]!r} in this storage; there are {there}.")
+        return list(table.gather_leaves([there.index(key) for key in keys], items, len(self)))
+
+    def items_of(self, key: Key) -> LeafPlace | None:
+        """Where a leaf of all items lies, numbered over all dimensions, for kernels that read it there.
+
+        None if none can. Right until the next write.
+        """
+        table, structure = self._parts()
+        if key not in structure.keys or table.items < self.max_size:
+            return None
+        return table.items_of(structure.keys.index(key))
+
+    def stored_bytes(self) -> int:
+        """What the items there are take, in memory or on disk, padding of rows included. O(leaves).
+
+        Where it varies from item to item (derived observations, encoded images), the most that they took.
+        """
+        return 0 if self._table is None else self._table.taken_bytes(len(self))
+
     def place_of(self, key: Key) -> LeafPlace | None:
         """Where a leaf lies, for kernels that read it there; None if none can. Right until the next write."""
         keys = [] if self._structure is None else self._structure.keys
@@ -110,7 +137,14 @@ class TensorStorage(Storage):
         return table.place_of(keys.index(key))
 
     def view(self) -> Any:
-        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored."""
+        """The valid items ``[length, *columns, ...]``, not copied: what is written into them is stored.
+
+        Example:
+            >>> storage = TensorStorage(torch.zeros(3))
+            >>> storage.view()[1] = 5
+            >>> storage[:]
+            tensor([0., 5., 0.])
+        """
         table, structure = self._parts()
         self._log.hand_out()
         return structure.build(table.valid_views(self.log.length), self.shape, self.device)
@@ -394,3 +428,13 @@ class TensorStorage(Storage):
 
     def _drop(self, table: Table) -> None:
         """Give up a table that was just allocated."""
+
+    def _facts(self) -> dict[str, Any]:
+        table = self._table
+        if table is None:
+            return {**super()._facts(), "memory": showing.Words("none yet")}
+        layout = table.layout
+        told = {**super()._facts(), "item": showing.memory(sum(leaf.bytes for leaf in layout.leaves))}
+        if len(layout.leaves) > 1:
+            told["leaves"] = len(layout.leaves)
+        return {**told, "memory": showing.memory(table.stored_layout.item_bytes * table.items)}

@@ -305,6 +305,11 @@ class TrajectoryIndex(Sendable):
     # ---- questions
 
     @property
+    def view(self) -> tuple[int, ...]:
+        """What every kernel takes: where the two sets are, and their shape. Until the next sync."""
+        return self._view
+
+    @property
     def n_trajectories(self) -> int:
         """Number of trajectories. O(1)."""
         return _native.ranked_count(*self._view[:2], self._n_words)
@@ -367,6 +372,16 @@ class TrajectoryIndex(Sendable):
 
         Returns:
             The slices; ``total`` is 0 if no trajectory is eligible.
+
+        Example:
+            >>> from replaybank.storages import TensorStorage
+            >>> from replaybank.trajectories import DoneSignal
+            >>> index = TrajectoryIndex(DoneSignal(("done",)))
+            >>> storage = TensorStorage({"done": torch.tensor([False, True, False, False, True])})
+            >>> index.sync(storage, min_length=3)
+            >>> slices = index.draw(2, 3)
+            >>> slices.runs.tolist(), slices.total  # columns, first rows, steps
+            ([[0, 0], [2, 2], [3, 3]], 6)
         """
         randoms = self._draw_randoms(2 * count, generator)
         if self._runs_like.shape[1] != count:
@@ -413,6 +428,19 @@ class TrajectoryIndex(Sendable):
         Returns:
             Rows int64 ``[B]``; columns int64 ``[B]``, ``None`` if there is one only; bool ``[B, 1]``, true at
             the last step of each slice.
+
+        Args:
+            slices: what :meth:`draw` and its kin gave.
+
+        Example:
+            >>> from replaybank.storages import TensorStorage
+            >>> from replaybank.trajectories import DoneSignal
+            >>> index = TrajectoryIndex(DoneSignal(("done",)))
+            >>> storage = TensorStorage({"done": torch.tensor([False, True, False, False, True])})
+            >>> index.sync(storage, min_length=3)
+            >>> rows, columns, last = index.expand(index.eligible())
+            >>> rows.tolist(), columns, last.squeeze(-1).tolist()
+            ([2, 3, 4], None, [False, False, True])
         """
         runs, total = slices
         if len(self._steps_like[0]) != total:
@@ -466,6 +494,15 @@ class TrajectoryIndex(Sendable):
 
         Raises:
             IndexError: a slot is out of range.
+
+        Example:
+            >>> from replaybank.storages import TensorStorage
+            >>> from replaybank.trajectories import DoneSignal
+            >>> index = TrajectoryIndex(DoneSignal(("done",)))
+            >>> storage = TensorStorage({"done": torch.tensor([False, True, False, False, True])})
+            >>> index.sync(storage, min_length=3)
+            >>> index.slices_from(torch.tensor([0, 3]), 3).runs.tolist()  # each up to its trajectory's end
+            [[0, 0], [0, 3], [2, 2]]
         """
         count = items.numel()
         runs = torch.empty(3, count, dtype=torch.int64)
@@ -488,6 +525,15 @@ class TrajectoryIndex(Sendable):
 
         Raises:
             IndexError: a slot is out of range.
+
+        Example:
+            >>> from replaybank.storages import TensorStorage
+            >>> from replaybank.trajectories import DoneSignal
+            >>> index = TrajectoryIndex(DoneSignal(("done",)))
+            >>> storage = TensorStorage({"done": torch.tensor([False, True, False, False, True])})
+            >>> index.sync(storage, min_length=3)
+            >>> index.places_of(torch.tensor([0, 3])).tolist()
+            [[0, 1], [2, 2]]
         """
         items = items.contiguous()
         count = items.numel()

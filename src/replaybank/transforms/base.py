@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.index import TrajectoryIndex
 from replaybank.trajectories.signals import Key
+from replaybank.trajectories.windows import Windows, windows
 
 NEXT = "next"
 """Where the entries of a step are that come with its successor."""
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What a sampler drew, for the transforms of one batch.
 
     Args:
         slots: int64 ``[B]``, the steps, numbered row by row.
         columns: number of columns.
         trajectories: the index of the storage's trajectories, current.
-        ends: bool ``[B]``, true at the last step of each slice; None where steps were drawn one by one.
+        ends: bool ``[B]``, true at the last step of each slice; None where steps were drawn singly.
         generator: source of random draws, None for torch's global one.
+        padded: bool ``[B]``, true at steps that stand before a slice for ones that are not there;
+            None where there are none.
     """
 
     slots: Tensor
@@ -36,6 +39,7 @@ class Drawn:
     trajectories: TrajectoryIndex
     ends: Tensor | None
     generator: torch.Generator | None
+    padded: Tensor | None = None
 
     def moved(self, slots: Tensor, by: Tensor) -> Tensor:
         """The slots of steps further on in the same columns, or further back. O(steps).
@@ -48,20 +52,34 @@ class Drawn:
         row = (slots // columns + by) % self.trajectories.length
         return row * columns + slots % columns
 
+    def windows(self, slots: Tensor, back: int, ahead: int) -> Windows:
+        """The steps around some, as far as their trajectories go. O(steps).
+
+        Args:
+            slots: int64 ``[K]``.
+            back: number of steps before each.
+            ahead: number of steps behind each.
+
+        Returns:
+            Slots int64 ``[K, back + 1 + ahead]``, beyond the ends of a trajectory its first or last step
+            again; and how many steps there are, ``before`` each and ``left`` from it on (itself counted),
+            int64 ``[K]``.
+        """
+        return windows(self.trajectories, slots.contiguous(), back, ahead)
+
     def integers(self, below: Tensor) -> Tensor:
         """One uniform integer each in ``[0, below)``, int64 ``[K]``. O(K)."""
+        return self.randoms(below.numel()).view(below.shape) % below
+
+    def randoms(self, count: int) -> Tensor:
+        """``count`` uniform integers in ``[0, 2^63)``. O(count)."""
         device = None if self.generator is None else self.generator.device
-        drawn = torch.randint(_MANY, below.shape, generator=self.generator, device=device)
-        return drawn.cpu() % below
+        return torch.empty(count, dtype=torch.int64, device=device).random_(generator=self.generator).cpu()
 
     def uniforms(self, count: int) -> Tensor:
         """``count`` uniform numbers in ``[0, 1)``, float64. O(count)."""
         device = None if self.generator is None else self.generator.device
         return torch.rand(count, generator=self.generator, device=device, dtype=torch.float64).cpu()
-
-
-_MANY = 1 << 62
-"""Many more than there are steps to choose from, so that none is favoured noticeably."""
 
 
 class StepView(ABC):
@@ -95,6 +113,19 @@ class StepView(ABC):
             ``[K, ...]``, to be read only.
         """
 
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where an entry of all steps lies in memory as :meth:`read` gives it; None if it does not. O(1)."""
+        return None
+
+    def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:  # noqa: B027 (a hint)
+        """Hear that these entries of some steps will be asked for next: they may be read at once.
+
+        Args:
+            keys: some of ``keys``.
+            slots: int64 ``[K]``, the very tensor that :meth:`read` will be given.
+            of: int64 ``[K]``.
+        """
+
 
 class SampleTransform(ABC):
     """Makes entries of a batch from other steps of the trajectories that it was drawn from.
@@ -117,6 +148,16 @@ class SampleTransform(ABC):
     level: ClassVar[int]
     """Views of lower levels lie below those of higher ones."""
 
+    @property
+    def steps_before(self) -> int:
+        """How many steps are to be read in front of each slice."""
+        return 0
+
+    @property
+    def padded_key(self) -> InfoKey:
+        """Where it is marked which of these only stand for steps that are not there."""
+        return "padded"
+
     def __init__(self, end_key: InfoKey | None = None, traj_key: InfoKey | None = None) -> None:
         self.end_key = None if end_key is None else key_of("end_key", end_key)
         self.traj_key = None if traj_key is None else key_of("traj_key", traj_key)
@@ -137,6 +178,16 @@ class SampleTransform(ABC):
         """Items read without being sampled stay as they are."""
         return data
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells: its settings."""
+        return {}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
+
 
 def path_of(name: str, key: Any) -> Key:
     """A key as a path.
@@ -151,6 +202,20 @@ def path_of(name: str, key: Any) -> Key:
 def shown(key: Key) -> InfoKey:
     """A path as users write it."""
     return key[0] if len(key) == 1 else key
+
+
+def ends_of(transform: SampleTransform, ends: Tensor | None) -> Tensor:
+    """Where the slices of a batch end, for a transform that is for slices.
+
+    Raises:
+        RuntimeError: it is not made of slices.
+    """
+    if ends is None:
+        raise RuntimeError(
+            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. Use "
+            "a SliceSampler, or one of its kin, with a truncated_key."
+        )
+    return ends
 
 
 def over_items(flags: Tensor, values: Tensor) -> Tensor:

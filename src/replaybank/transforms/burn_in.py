@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
-from replaybank.transforms.base import Drawn, SampleTransform, StepView, path_of, shown
+from replaybank.trajectories.windows import first_steps
+from replaybank.transforms.base import (
+    NEXT,
+    Drawn,
+    SampleTransform,
+    StepView,
+    ends_of,
+    over_items,
+    path_of,
+    shown,
+)
+
+_ENDS = ("done", "terminated", "truncated")
 
 
 class BurnIn(SampleTransform):
@@ -18,17 +31,34 @@ class BurnIn(SampleTransform):
 
     A recurrent network that starts a slice with a state that is not that of the time is run over these steps
     to get one, and learns from the steps behind them. A slice of ``n`` steps or fewer is marked whole: ask
-    for longer ones.
+    for longer ones, or have them extended.
+
+    With ``extend`` the steps come on top: in front of each slice come the ``n`` steps before it in its
+    trajectory, so that all that the sampler drew is left to learn from. A batch of ``S`` slices, ``B`` steps
+    in all, becomes one of ``B + S * n`` steps, slice behind slice, each with its ``n`` steps first; slices of
+    one length ``L`` are ``batch.reshape(S, n + L)``. Where the trajectory has fewer steps before a slice, the
+    first that it has stands there again, as often as steps are missing, with its index and without its ends;
+    ``padded_key`` marks these. Of what the sampler says of a slice (its weight, say) the steps before it have
+    what its first step has. All other sampling transforms see these steps as steps of the slice.
 
     Thread-safe. Can be pickled.
 
     Args:
         n: number of steps, at least 1.
+        extend: put the steps before each slice, instead of taking them from it.
         mask_key: where the mark is put, bool ``[B, 1]``, True in the first ``n`` steps of each slice.
+        padded_key: with ``extend``, where the second mark is put, bool ``[B, 1]``, True at steps that only
+            stand for ones that are not there. They are marked as burn-in as well.
+        end_key: where trajectories end, as for :class:`~replaybank.SliceSampler`; by default as the sampler
+            of the buffer was told.
+        traj_key: the same.
 
     Raises:
-        ValueError: ``n`` is less than 1.
-        TypeError: ``n`` is no integer, or the key is none.
+        ValueError: ``n`` is less than 1, or the two marks are one.
+        TypeError: ``n`` is no integer, or a key is none.
+
+    Complexity:
+        ``extend``: O(S * n) more steps are read, whatever is stored.
 
     References:
         Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019.
@@ -43,22 +73,60 @@ class BurnIn(SampleTransform):
         ...     transform=BurnIn(2),
         ...     batch_size=8,
         ... )
-        >>> _ = buffer.extend(TensorDict({"episode": torch.zeros(10)}, [10]))
+        >>> _ = buffer.extend(TensorDict({"episode": torch.zeros(10), "step": torch.arange(10)}, [10]))
         >>> buffer.sample()["burn_in"].squeeze(-1).tolist()
         [True, True, False, False, True, True, False, False]
+
+        With the steps before each slice, of which there may be none:
+
+        >>> buffer = TensorDictReplayBuffer(
+        ...     storage=buffer.storage,
+        ...     sampler=SliceSampler(slice_len=9),
+        ...     transform=BurnIn(2, extend=True),
+        ...     batch_size=9,
+        ...     generator=torch.Generator().manual_seed(5),
+        ... )
+        >>> batch = buffer.sample()
+        >>> batch["step"].tolist()
+        [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> batch["padded"].squeeze(-1).tolist()[:3], batch["burn_in"].squeeze(-1).tolist()[:3]
+        ([True, False, False], [True, True, False])
     """
 
     level = 0
 
-    def __init__(self, n: int, *, mask_key: InfoKey = "burn_in") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        n: int,
+        extend: bool = False,
+        *,
+        mask_key: InfoKey = "burn_in",
+        padded_key: InfoKey = "padded",
+        end_key: InfoKey | None = None,
+        traj_key: InfoKey | None = None,
+    ) -> None:
+        super().__init__(end_key, traj_key)
         self.n = whole("n", n)
+        self.extend = bool(extend)
         self._mask = path_of("mask_key", mask_key)
+        self._padded = path_of("padded_key", padded_key)
+        if self._mask == self._padded:
+            raise ValueError(f"mask_key and padded_key are both {mask_key!r}: give each its own.")
 
     @property
     def mask_key(self) -> InfoKey:
         """Where the mark is put."""
         return shown(self._mask)
+
+    @property
+    def steps_before(self) -> int:
+        """How many steps are to be read in front of each slice."""
+        return self.n if self.extend else 0
+
+    @property
+    def padded_key(self) -> InfoKey:
+        """Where the mark of steps is put that only stand for others."""
+        return shown(self._padded)
 
     def over(self, below: StepView, drawn: Drawn) -> StepView:
         """The view of a batch with the marks.
@@ -66,30 +134,42 @@ class BurnIn(SampleTransform):
         Raises:
             RuntimeError: the batch is not made of slices.
         """
-        ends = drawn.ends
-        if ends is None:
-            raise RuntimeError(
-                f"{self!r} marks the first steps of slices, and the sampler does not say where they end. Use "
-                "a SliceSampler, or one of its kin, with a truncated_key."
-            )
-        place = torch.arange(ends.numel())
-        last = torch.where(ends, place, -1).cummax(0).values.roll(1)  # of the slice before
-        last[0] = -1
-        return _Marked(below, self._mask, (place - last <= self.n).unsqueeze(-1))
+        marks = {self._mask: first_steps(ends_of(self, drawn.ends), self.n)}
+        if self.extend and drawn.padded is not None:
+            marks[self._padded] = drawn.padded.unsqueeze(-1)
+        return _Marked(below, marks, drawn.padded)
 
-    def __repr__(self) -> str:
-        return f"BurnIn(n={self.n})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n": self.n, **({"extend": True} if self.extend else {})}
 
 
 class _Marked(StepView):
-    """Steps with one more entry, which is known for those of the batch."""
+    """Steps with marks, which are known for those of the batch; what only stands for a step ends nothing."""
 
-    def __init__(self, below: StepView, key: Key, marks: Tensor) -> None:
-        self._below, self._key, self._marks = below, key, marks
-        self.keys: Sequence[Key] = [*below.keys, *([] if key in below.keys else [key])]
-        self.changed = [key]
+    def __init__(self, below: StepView, marks: dict[Key, Tensor], padded: Tensor | None) -> None:
+        self._below, self._marks, self._padded = below, marks, padded
+        self.keys: Sequence[Key] = [*below.keys, *(key for key in marks if key not in below.keys)]
+        self._ends = [] if padded is None else [key for key in below.keys if _ends_a_step(key)]
+        self.changed = [*marks, *self._ends]
         self.terminal = below.terminal
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """The marks, else what is below."""
-        return self._marks[of] if key == self._key else self._below.read(key, slots, of)
+        if key in self._marks:
+            return self._marks[key][of]
+        found = self._below.read(key, slots, of)
+        if self._padded is not None and key in self._ends:
+            return found.masked_fill(over_items(self._padded[of], found), 0)
+        return found
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where what is below lies."""
+        return None if key in self.changed else self._below.place_of(key)
+
+    def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:
+        """What of them is below is read at once."""
+        self._below.expect([key for key in keys if key not in self._marks], slots, of)
+
+
+def _ends_a_step(key: Key) -> bool:
+    return key[-1] in _ENDS and key[:-1] in ((), (NEXT,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 
@@ -128,8 +129,8 @@ class FrameStack(SampleTransform):
         value = None if self.padding == "same" else self.padding_value
         return _Frames(below, drawn, self.n, self.dim, value, stacks)
 
-    def __repr__(self) -> str:
-        return f"FrameStack(n={self.n}, dim={self.dim}, in_keys={self.in_keys})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n": self.n, "dim": self.dim, "in_keys": self.in_keys}
 
 
 class _Stack(NamedTuple):
@@ -137,19 +138,17 @@ class _Stack(NamedTuple):
 
     Args:
         newest: the entry of the newest one.
-        older: that of those before it.
-        lag: steps from the newest of ``older`` to the step itself: 1, or 0 where the newest comes after it.
+        older: that of those before it: the same, or that of the step itself where the newest comes after it.
     """
 
     newest: Key
     older: Key
-    lag: int
 
 
 def _stack_of(source: Key, keys: Sequence[Key]) -> _Stack:
     if source[0] == NEXT and source[1:] in keys:
-        return _Stack(source, source[1:], 0)
-    return _Stack(source, source, 1)
+        return _Stack(source, source[1:])
+    return _Stack(source, source)
 
 
 class _Frames(StepView):
@@ -169,29 +168,62 @@ class _Frames(StepView):
         self.keys = [*below.keys, *(key for key in stacks if key not in below.keys)]
         self.changed = list(stacks)
         self.terminal = below.terminal
+        self._known: dict[Key, tuple[Tensor, Tensor]] = {}
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """Frames where they are asked for, else what is below."""
         stack = self._stacks.get(key)
         if stack is None:
             return self._below.read(key, slots, of)
-        newest, count = self._below.read(stack.newest, slots, of), slots.numel()
-        if self._dim is not None and newest.ndim - 1 < -self._dim:
+        if stack.newest == stack.older:
+            frames = self._frames(stack.older, slots, of)
+        else:
+            newest = self._below.read(stack.newest, slots, of).unsqueeze(1)
+            # As many as are in front of the newest one: those of the step itself but the oldest.
+            older = self._frames(stack.older, slots, of)[:, 1:] if self._n > 1 else newest[:, :0]
+            frames = torch.cat([older, newest], 1)
+        return self._joined(frames, stack)
+
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where what is below lies."""
+        return None if key in self._stacks else self._below.place_of(key)
+
+    def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:
+        """What of them is below is read at once."""
+        stacks = self._stacks
+        below = [stacks[key].newest if key in stacks else key for key in keys]
+        # Of a frame that has no other one as its newest, all are read together later.
+        self._below.expect(
+            [name for name in below if name not in [stack.older for stack in stacks.values()]], slots, of
+        )
+
+    def _frames(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
+        """The frames up to each step, ``[K, n, ...]``."""
+        known = self._known.get(key)
+        if known is not None and known[0] is slots:
+            return known[1]
+        n = self._n
+        places, before, _ = self._drawn.windows(slots, n - 1, 0)
+        each = of.unsqueeze(1).expand(-1, n).reshape(-1) if n > 1 else of
+        read = self._below.read(key, places.view(-1) if n > 1 else slots, each)
+        frames = read.view(slots.numel(), n, *read.shape[1:])
+        if self._value is not None and n > 1:
+            missing = torch.arange(n - 1, -1, -1) > before.unsqueeze(1)
+            frames = read.masked_fill(over_items(missing.view(-1), read), self._value).view(frames.shape)
+        self._known[key] = slots, frames
+        return frames
+
+    def _joined(self, frames: Tensor, stack: _Stack) -> Tensor:
+        """Frames ``[K, n, ...]`` as they are to be in the batch."""
+        if self._dim is None:
+            return frames
+        at = frames.ndim + self._dim  # of the dimension in front of which the frames are to be
+        if at < 2:
             raise RuntimeError(
-                f"Frames {shown(stack.newest)!r} of shape {list(newest.shape[1:])} have no dimension "
+                f"Frames {shown(stack.newest)!r} of shape {list(frames.shape[2:])} have no dimension "
                 f"{self._dim} to be joined along. Give FrameStack another dim, or None for a new one."
             )
-        frames = [newest]
-        if self._n > 1:
-            before = self._drawn.trajectories.places_of(slots)[0]
-            wanted = torch.arange(self._n - 2, -1, -1).unsqueeze(-1) + stack.lag  # steps back, oldest first
-            back = torch.minimum(wanted, before)
-            places = self._drawn.moved(slots, -back).reshape(-1)
-            older = self._below.read(stack.older, places, of.repeat(self._n - 1))
-            if self._value is not None:
-                older = older.masked_fill(over_items((wanted > before).reshape(-1), older), self._value)
-            frames = [*older.view(self._n - 1, count, *older.shape[1:]).unbind(0), newest]
-        return torch.stack(frames, 1) if self._dim is None else torch.cat(frames, self._dim)
+        return frames.movedim(1, at - 1).flatten(at - 1, at)
 
 
 def _paths(name: str, keys: Sequence[InfoKey]) -> list[Key]:

@@ -11,8 +11,10 @@ from torch import Tensor
 from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import real
 from replaybank.samplers.base import InfoKey
+from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
-from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
+from replaybank.trajectories.windows import choose
+from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown
 
 STRATEGIES = ("future", "final", "episode")
 
@@ -151,18 +153,11 @@ class HindsightRelabel(SampleTransform):
             slice_of = ends.cumsum(0) - ends.long()
             last = slots[ends]
         relabelled = drawn.uniforms(last.numel()) < self._ratio
-        before, left = drawn.trajectories.places_of(last)
-        if self.strategy == "future":
-            by = drawn.integers(left)
-        elif self.strategy == "final":
-            by = left - 1
-        else:
-            by = drawn.integers(before + left) - before
-        sources = drawn.moved(last, by)
+        sources = choose(drawn.trajectories, last, self.strategy, drawn.randoms(last.numel()))
         return (sources, relabelled) if slice_of is None else (sources[slice_of], relabelled[slice_of])
 
-    def __repr__(self) -> str:
-        return f"HindsightRelabel(strategy={self.strategy!r}, ratio={self._ratio:g})"
+    def _facts(self) -> dict[str, Any]:
+        return {"strategy": self.strategy, "ratio": self._ratio}
 
 
 class _Relabelled(StepView):
@@ -189,36 +184,72 @@ class _Relabelled(StepView):
             self.terminal = _TERMINATED
             self.changed += [_TERMINATED, _DONE]
             self.keys += [key for key in (_TERMINATED, _DONE) if key not in below.keys]
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}
+        self._which: tuple[Tensor, Tensor] | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What the other goals change, else what is below."""
         below, functions = self._below, self._functions
         if key in self._desired_too:
             stored = below.read(key, slots, of)
-            goals, relabelled = self._goals.to(stored.dtype), self._relabelled
-            return torch.where(over_items(relabelled[of], stored), goals[of.to(goals.device)], stored)
+            which = self._relabelled_of(of)
+            goals = self._goals_of(of, which)
+            return stored.index_copy(0, which.to(stored.device), goals.to(stored.device, stored.dtype))
         if key == self._reward:
-            return self._made(functions.reward_fn, below.read(key, slots, of), slots, of)
+            return self._made("reward", below.read(key, slots, of), slots, of)
         if functions.terminated_fn is not None and key == _TERMINATED:
-            return self._terminated(functions.terminated_fn, slots, of)
+            return self._terminated(slots, of)
         if functions.terminated_fn is not None and key == _DONE:
-            ended = self._terminated(functions.terminated_fn, slots, of)
+            ended = self._terminated(slots, of)
             if _TRUNCATED in below.keys:
                 ended = ended | (below.read(_TRUNCATED, slots, of) != 0).reshape(ended.shape)
             return ended
         return below.read(key, slots, of)
 
-    def _terminated(self, function: GoalFn, slots: Tensor, of: Tensor) -> Tensor:
-        stored = self._below.read(_stored_end(self._below.keys), slots, of) != 0
-        return self._made(function, stored, slots, of)
+    def place_of(self, key: Key) -> LeafPlace | None:
+        """Where what is below lies."""
+        return None if key in self.changed else self._below.place_of(key)
 
-    def _made(self, function: GoalFn, stored: Tensor, slots: Tensor, of: Tensor) -> Tensor:
+    def expect(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> None:
+        """What of them is below is read at once, with what is needed for them."""
+        wanted = dict.fromkeys(keys)
+        if self._functions.terminated_fn is not None and wanted.keys() & {_TERMINATED, _DONE}:
+            wanted.pop(_DONE, None)
+            wanted.pop(_TERMINATED, None)
+            more = [_stored_end(self._below.keys), self._achieved]
+            wanted.update(dict.fromkeys(more + [_TRUNCATED] * (_TRUNCATED in self._below.keys)))
+        elif self._reward in wanted:
+            wanted[self._achieved] = None
+        self._below.expect(list(wanted), slots, of)
+
+    def _relabelled_of(self, of: Tensor) -> Tensor:
+        """Which of some steps have other goals, int64 ``[k]``."""
+        known = self._which
+        if known is None or known[0] is not of:
+            known = self._which = of, self._relabelled[of].nonzero().squeeze(-1)
+        return known[1]
+
+    def _goals_of(self, of: Tensor, which: Tensor) -> Tensor:
+        return self._goals[of[which].to(self._goals.device)]
+
+    def _terminated(self, slots: Tensor, of: Tensor) -> Tensor:
+        stored = self._below.read(_stored_end(self._below.keys), slots, of) != 0
+        return self._made("terminated", stored, slots, of)
+
+    def _made(self, what: str, stored: Tensor, slots: Tensor, of: Tensor) -> Tensor:
         """What is stored, in its place what a function makes of the other goals."""
-        which = self._relabelled[of].nonzero().squeeze(-1)
-        if not which.numel():
-            return stored
-        achieved = self._below.read(self._achieved, slots[which], of[which])
-        made = function(achieved, self._goals[of[which].to(self._goals.device)])
+        known = self._known.get(what)
+        if known is not None and known[0] is slots:
+            return known[1]
+        which = self._relabelled_of(of)
+        found = self._with_goals(what, stored, slots, of, which) if which.numel() else stored
+        self._known[what] = slots, found
+        return found
+
+    def _with_goals(self, what: str, stored: Tensor, slots: Tensor, of: Tensor, which: Tensor) -> Tensor:
+        achieved = self._below.read(self._achieved, slots, of)
+        function: GoalFn = getattr(self._functions, f"{what}_fn")
+        made = function(achieved[which.to(achieved.device)], self._goals_of(of, which))
         values = torch.as_tensor(made, device=stored.device)
         if values.numel() != stored[:1].numel() * which.numel():
             name = getattr(function, "__qualname__", None) or repr(function)

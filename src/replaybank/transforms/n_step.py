@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import real, whole
 from replaybank.samplers.base import InfoKey
 from replaybank.trajectories.signals import Key
+from replaybank.trajectories.windows import discounted_sums, returns
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 
 STEPS: Key = ("steps_to_next_obs",)
@@ -101,6 +104,7 @@ class NStep(SampleTransform):
         if isinstance(given, str) or not len(given):
             raise TypeError(f"reward_keys={given!r}: give a list with at least one key.")
         paths = [path_of("reward_keys", key) for key in given]
+        self._entries: _Entries | None = None  # of the keys of the last batch
         self._rewards = [path if path[0] == NEXT and len(path) > 1 else (NEXT, *path) for path in paths]
 
     @property
@@ -131,118 +135,152 @@ class NStep(SampleTransform):
 
     def over(self, below: StepView, drawn: Drawn) -> StepView:
         """The view of a batch in which each step is several."""
-        missing = [key for key in self._rewards if key not in below.keys]
+        entries = self._entries
+        if entries is None or entries.of != below.keys:
+            entries = self._entries = _Entries(list(below.keys), self._rewards)
+        missing = [key for key in self._rewards if key not in entries.of]
         if missing:
             raise MissingKeyError(
                 f"There is no reward {shown(missing[0])!r} to sum; the keys are "
                 f"{', '.join(str(shown(key)) for key in sorted(below.keys))}. Name it with reward_keys."
             )
-        return _Returns(below, drawn, self._n_steps, self._gamma, self._rewards)
+        return _Returns(below, drawn, self._n_steps, self._gamma, self._rewards, entries)
 
-    def __repr__(self) -> str:
-        return f"NStep(n_steps={self._n_steps}, gamma={self._gamma:g})"
+    def _facts(self) -> dict[str, Any]:
+        return {"n_steps": self._n_steps, "gamma": self._gamma}
 
 
 class _Run:
     """The steps that some steps become.
 
     Args:
-        slots: int64 ``[n, K]``: the steps; behind the last one that is used, it again.
+        slots: int64 ``[K, most]``: the steps; behind the last one that is used, another one.
         steps: int64 ``[K]``, how many are used.
         last: int64 ``[K]``, the last one.
     """
 
     def __init__(self, below: StepView, drawn: Drawn, slots: Tensor, of: Tensor, n_steps: int) -> None:
-        steps = drawn.trajectories.slices_from(slots.contiguous(), n_steps).runs[2]
-        most = int(steps.max()) if steps.numel() else 0
-        self.steps = steps
-        self._among(drawn, slots, most)
-        if below.terminal is not None and most > 1:
+        if n_steps > _SHORT:  # most trajectories may be much shorter
+            left = drawn.trajectories.slices_from(slots.contiguous(), n_steps).runs[2]
+            n_steps = int(left.max()) if left.numel() else 1
+        self.slots, _, self.steps = drawn.windows(slots, 0, n_steps - 1)
+        self.each = self.slots.view(-1)
+        self.of = of.unsqueeze(1).expand(-1, n_steps).reshape(-1) if n_steps > 1 else of
+        if below.terminal is not None and n_steps > 1:
             # A trajectory that ends earlier than it did, since its goal is another.
-            count = slots.numel()
-            ended = below.read(below.terminal, self.slots.view(-1), of.repeat(most)).cpu() != 0
-            first = ended.view(most, count, -1).any(-1).cumsum(0).eq(0).sum(0) + 1
-            self.steps = torch.minimum(steps, first)
-            self._among(drawn, slots, most)
+            ended = below.read(below.terminal, self.each, self.of).cpu() != 0
+            first = ended.view(*self.slots.shape, -1).any(-1).cumsum(1).eq(0).sum(1) + 1
+            self.steps = torch.minimum(self.steps, first)
+            self.last = self.slots.gather(1, self.steps.unsqueeze(1) - 1).view(-1)
+        else:
+            self.last = self.slots[:, -1].contiguous()
 
-    def _among(self, drawn: Drawn, slots: Tensor, most: int) -> None:
-        ahead = torch.minimum(torch.arange(most).unsqueeze(-1), self.steps - 1)
-        self.slots = drawn.moved(slots, ahead)
-        self.last = drawn.moved(slots, self.steps - 1)
+
+class _Entries:
+    """Which entries returns change, of steps with some keys."""
+
+    def __init__(self, keys: Sequence[Key], rewards: Sequence[Key]) -> None:
+        self.of = keys
+        self.alone = {_original(key): key for key in rewards}
+        self.after = [key for key in keys if key[0] == NEXT and key not in rewards]
+        self.ends = _ends_in(keys)
+        added = [*self.alone, STEPS, GAMMA, *([NONTERMINAL] if self.ends else [])]
+        self.all = [*keys, *(key for key in added if key not in keys)]
+        self.changed = [*rewards, *self.after, *added]
+        self.made = {*rewards, *self.after, *added} - set(self.alone)
 
 
 class _Returns(StepView):
     """Several steps as one."""
 
     def __init__(
-        self, below: StepView, drawn: Drawn, n_steps: int, gamma: float, rewards: Sequence[Key]
+        self,
+        below: StepView,
+        drawn: Drawn,
+        n_steps: int,
+        gamma: float,
+        rewards: Sequence[Key],
+        entries: _Entries,
     ) -> None:
         self._below, self._drawn, self._n_steps, self._gamma = below, drawn, n_steps, gamma
-        self._rewards = rewards
-        self._alone = {_original(key): key for key in rewards}
-        self._after = {key for key in below.keys if key[0] == NEXT} - set(rewards)
-        added = [*self._alone, STEPS, GAMMA]
-        self._ends = _ends_in(below.keys)
-        if self._ends:
-            added.append(NONTERMINAL)
-        self.keys = [*below.keys, *(key for key in added if key not in below.keys)]
-        self.changed = [*rewards, *(key for key in below.keys if key in self._after), *added]
-        self._known: tuple[Tensor, _Run] | None = None
-        self._reward = below.read(rewards[0], drawn.slots[:1], torch.zeros(1, dtype=torch.int64))
+        self._rewards, self._entries = rewards, entries
+        self.keys, self.changed = entries.all, entries.changed
+        self._known: tuple[Tensor, dict[Key, Tensor], Tensor] | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What is changed, else what is below."""
         below = self._below
-        if key in self._alone:
-            return below.read(self._alone[key], slots, of)
-        if key in self._rewards:
-            return self._return(key, slots, of)
-        if key == NONTERMINAL and self._ends:
-            return self._nonterminal(slots, of)
-        if key == STEPS:
-            return self._like_rewards(self._run(slots, of).steps)
-        if key == GAMMA:
-            discounts = self._powers(self._run(slots, of).steps)
-            return self._like_rewards(discounts.to(_floating(self._reward.dtype)))
-        if key in self._after:
-            return below.read(key, self._run(slots, of).last, of)
-        return below.read(key, slots, of)
-
-    def _run(self, slots: Tensor, of: Tensor) -> _Run:
+        entries = self._entries
+        if key not in entries.made:
+            return below.read(entries.alone.get(key, key), slots, of)
         known = self._known
         if known is None or known[0] is not slots:
-            known = slots, _Run(self._below, self._drawn, slots, of, self._n_steps)
-            self._known = known
-        return known[1]
+            made, last = self._made(slots, of)
+            known = self._known = slots, made, last
+            below.expect(entries.after, last, of)
+        _, made, last = known
+        if key in made:
+            return made[key]
+        if key == NONTERMINAL:
+            return self._nonterminal(last, of, made[STEPS])
+        return below.read(key, last, of)
 
-    def _powers(self, exponents: Tensor) -> Tensor:
-        return torch.pow(torch.tensor(self._gamma, dtype=torch.float64), exponents)
-
-    def _return(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
-        run = self._run(slots, of)
-        most, count = run.slots.shape
-        reward = self._below.read(key, run.slots.reshape(-1), of.repeat(most))
-        weights = self._powers(torch.arange(most)).unsqueeze(-1) * (
-            torch.arange(most).unsqueeze(-1) < run.steps
+    def _made(self, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
+        """Returns, numbers of steps and discounts, and the last steps."""
+        below, first = self._below, self._rewards[0]
+        place = below.place_of(first) if len(self._rewards) == 1 and below.terminal is None else None
+        if place is None or place.dtype not in _SUMMED:
+            return self._made_of(_Run(below, self._drawn, slots, of, self._n_steps), slots, of)
+        found = returns(
+            self._drawn.trajectories,
+            slots.contiguous(),
+            self._n_steps,
+            place,
+            self._gamma,
+            powers_of(self._gamma, min(self._n_steps, _SHORT)),
         )
-        # In float64: the order of the sum is then of no account.
-        wide = reward.to(torch.float64) * over_items(weights.view(-1), reward)
-        # A step that is not used may hold anything, and 0 * inf is no number.
-        wide = wide.masked_fill(over_items(weights.view(-1) == 0, reward), 0.0)
-        return wide.view(most, count, *reward.shape[1:]).sum(0).to(_floating(reward.dtype))
+        return {first: found.sums, STEPS: found.steps, GAMMA: found.discounts}, found.last
 
-    def _nonterminal(self, slots: Tensor, of: Tensor) -> Tensor:
-        last = self._run(slots, of).last
-        terminal = self._below.read(self._ends[0], last, of) != 0
-        for key in self._ends[1:]:
-            unless = self._below.read(key, last, of) != 0
+    def _made_of(self, run: _Run, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
+        """The same of rewards that have to be read."""
+        below, most = self._below, run.slots.shape[1]
+        powers = powers_of(self._gamma, most)
+        below.expect(self._rewards, run.each, run.of)
+        made = {}
+        for key in self._rewards:
+            reward = below.read(key, run.each, run.of)
+            # In float64, whatever the dtype: the order of the sum is then of no account.
+            wide = reward if reward.dtype in _SUMMED and reward.is_cpu else reward.to("cpu", torch.float64)
+            wide = wide.reshape(-1, most, *reward.shape[1:]).contiguous()
+            sums = discounted_sums(wide, run.steps, powers)
+            made[key] = sums.to(reward.device, _floating(reward.dtype))
+        like = made[self._rewards[0]]
+        made[STEPS] = over_items(run.steps, like)
+        made[GAMMA] = over_items(powers.to(like.dtype)[run.steps], like)
+        return made, run.last
+
+    def _nonterminal(self, last: Tensor, of: Tensor, steps: Tensor) -> Tensor:
+        terminal = _true(self._below.read(self._entries.ends[0], last, of))
+        for key in self._entries.ends[1:]:
+            unless = _true(self._below.read(key, last, of))
             terminal = terminal & ~unless.reshape(terminal.shape)
-        one_each = terminal.numel() == slots.numel()
-        return self._like_rewards(~terminal.reshape(-1)) if one_each else ~terminal
+        return ~terminal.reshape(steps.shape) if terminal.numel() == steps.numel() else ~terminal
 
-    def _like_rewards(self, values: Tensor) -> Tensor:
-        """One value a step ``[K]`` as ``[K, 1, ...]``, with as many dimensions as the reward."""
-        return over_items(values, self._reward)
+
+_SHORT = 16
+"""Most steps that are looked up without asking first how many there are."""
+
+_SUMMED = frozenset((torch.float32, torch.float64))
+
+
+@functools.lru_cache(maxsize=64)
+def powers_of(gamma: float, most: int) -> Tensor:
+    """``gamma^0`` to ``gamma^most``, float64; to be read only."""
+    return torch.pow(torch.tensor(gamma, dtype=torch.float64), torch.arange(most + 1))
+
+
+def _true(values: Tensor) -> Tensor:
+    return values if values.dtype is torch.bool else values != 0
 
 
 def _original(key: Key) -> Key:

@@ -147,6 +147,9 @@ class SumTree(Sendable):
     def weights(self, index: Tensor) -> Tensor:
         """Weights ``[B]`` of items. O(B).
 
+        Args:
+            index: int64 ``[B]``, each in ``[0, capacity)``.
+
         Raises:
             IndexError: an index is out of range.
         """
@@ -166,6 +169,12 @@ class SumTree(Sendable):
 
         Raises:
             RuntimeError: all weights are 0.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.find(torch.tensor([0.5, 1.0, 7.9], dtype=torch.float64))
+            tensor([0, 2, 3])
         """
         masses = masses.to(self.device, torch.float64).contiguous()
         index = torch.empty(masses.shape, dtype=torch.int64, device=self.device)
@@ -190,6 +199,13 @@ class SumTree(Sendable):
 
         Raises:
             RuntimeError: all weights are 0.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> draw = tree.draw(torch.tensor([0.0, 0.3, 0.9], dtype=torch.float64), beta=1.0)
+            >>> draw.items.tolist(), draw.importance.tolist()
+            ([0, 2, 3], [1.0, 0.25, 0.3333333432674408])
         """
         count = uniforms.numel()
         if not self.native:
@@ -236,6 +252,15 @@ class SumTree(Sendable):
         """The k largest weights and their items, largest first, of equal ones the lower index. O(k log N).
 
         Items without weight are left out, so there may be fewer than k.
+
+        Args:
+            k: how many, at least 0.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.top_k(2)
+            (tensor([4., 3.]), tensor([2, 3]))
         """
         nodes = torch.zeros(1, dtype=torch.int64, device=self.device)
         chosen, weights = nodes, self.leaves[:0]
@@ -261,6 +286,13 @@ class SumTree(Sendable):
         Raises:
             IndexError: an index is out of range; nothing has been changed.
             ValueError: a weight is negative, NaN or infinite; nothing has been changed.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.update(torch.tensor([2]), torch.tensor([0.5]))
+            >>> tree.total, tree.leaves.tolist()
+            (4.5, [1.0, 0.0, 0.5, 3.0])
         """
         self.update_powers(index, weight)
 
@@ -355,8 +387,20 @@ class SumTree(Sendable):
     def fill(self, start: int, count: int, weight: float) -> None:
         """Give items ``start, ..., start + count - 1`` one weight. O(count / 16 + log N).
 
+        Args:
+            start: the first item.
+            count: number of items.
+            weight: finite and >= 0.
+
         Raises:
             ValueError: they are not all there, or the weight is none.
+
+        Example:
+            >>> tree = SumTree(4)
+            >>> tree.update(torch.arange(4), torch.tensor([1.0, 0.0, 4.0, 3.0]))
+            >>> tree.fill(1, 2, 7.0)
+            >>> tree.leaves.tolist()
+            [1.0, 7.0, 7.0, 3.0]
         """
         if not self.native:
             good = 0 <= start <= start + count <= self.capacity and 0 <= weight < torch.inf
@@ -415,6 +459,9 @@ class SumTree(Sendable):
     def set_leaves(self, weights: Tensor) -> None:
         """Give items ``0, 1, ...`` weights ``[n]``, and all others none. O(N).
 
+        Args:
+            weights: ``[n]``, finite and >= 0.
+
         Raises:
             ValueError: there are more than ``capacity``, or one is no weight; nothing has been changed.
         """
@@ -444,6 +491,9 @@ class SumTree(Sendable):
     def grow(self, capacity: int) -> None:
         """Have room for more items, which have no weight yet. O(N).
 
+        Args:
+            capacity: number of leaves, at least what there is.
+
         Raises:
             RuntimeError: the tree is shared: other processes would not see it.
         """
@@ -471,7 +521,11 @@ class SumTree(Sendable):
         return {"leaves": self.leaves.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over leaves, and grow if there are more. O(N)."""
+        """Take over leaves, and grow if there are more. O(N).
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+        """
         leaves = state_dict["leaves"]
         self.grow(leaves.numel())
         self.set_leaves(leaves)

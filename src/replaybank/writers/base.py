@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.checkpoint import Stateful
 from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import is_tensorclass, with_entry
@@ -40,7 +41,11 @@ class Writer(Stateful):
         self._counted_from = 0
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to ``storage`` from now on."""
+        """Write to ``storage`` from now on.
+
+        Args:
+            storage: it may hold items; its cursor stays where it is.
+        """
         self._storage = storage
 
     @property
@@ -71,6 +76,9 @@ class Writer(Stateful):
     def add(self, data: Any) -> Any:
         """Write one item, or one time row of all columns.
 
+        Args:
+            data: the item, without a batch dimension.
+
         Returns:
             Where it went: an int, or int64 ``[items, ndim]`` for more dimensions; None if it was not kept.
         """
@@ -79,12 +87,19 @@ class Writer(Stateful):
     def extend(self, data: Any) -> Tensor:
         """Write a batch.
 
+        Args:
+            data: items ``[B, ...]``, as the storage takes them.
+
         Returns:
             Where each item went: int64 ``[B]``, or ``[items, ndim]``, time-major, for more dimensions.
         """
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """The storage was emptied. The cursor is the log's; the count starts again, if wanted."""
+        """The storage was emptied. The cursor is the log's; the count starts again, if wanted.
+
+        Args:
+            empty_write_count: count writes from zero again.
+        """
         if empty_write_count:
             self._counted_from = self.storage.log.total
 
@@ -93,13 +108,21 @@ class Writer(Stateful):
         return {"write_count": 0 if self._storage is None else self.write_count}
 
     def moved(self, state_dict: Mapping[str, Any], move: Move) -> Mapping[str, Any]:
-        """A state of such a writer for a storage whose rows have moved; that itself is not changed."""
+        """A state of such a writer for a storage whose rows have moved; that itself is not changed.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+            move: where the rows come to lie.
+        """
         return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state, once the storage has taken over its own.
 
         What the storage's log has counted may be more than it had when the state was saved.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave.
 
         Raises:
             DataFormatError: it is no such state; nothing has been changed.
@@ -109,10 +132,17 @@ class Writer(Stateful):
             raise DataFormatError(f"The writer's state is damaged: it has counted {count!r} rows.")
         self._counted_from = self.storage.log.total - count
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells."""
         if self._storage is None:
-            return f"{type(self).__name__}(no storage)"
-        return f"{type(self).__name__}(cursor={self.cursor}, write_count={self.write_count})"
+            return {"": showing.Words("no storage")}
+        return {"cursor": self.cursor, "write_count": self.write_count}
+
+    def __repr__(self) -> str:
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def places(storage: Storage, start: int, rows: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.storages.base import Storage
 from replaybank.storages.indexing import pick
 from replaybank.writers.base import Writer
@@ -110,8 +111,8 @@ class WriterEnsemble(Writer):
             return self._writers[found]
         return WriterEnsemble(*(self._writers[number] for number in found))
 
-    def __repr__(self) -> str:
-        return f"WriterEnsemble({', '.join(map(repr, self._writers))})"
+    def _facts(self) -> dict[str, Any]:
+        return {"": showing.Parts(self._writers)}
 
 
 _REFUSAL = "An ensemble is not written to: write to one of its buffers, ensemble[i].extend(data)."

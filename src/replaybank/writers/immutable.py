@@ -13,6 +13,17 @@ class ImmutableDatasetWriter(Writer):
     """Refuses to write: for datasets that are only read.
 
     Safe in any thread.
+
+    Args:
+        compilable: see :class:`Writer`.
+
+    Example:
+        >>> from replaybank import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10), writer=ImmutableDatasetWriter())
+        >>> buffer.extend([1, 2])
+        Traceback (most recent call last):
+            ...
+        RuntimeError: This dataset is read-only. ...
     """
 
     def add(self, data: Any) -> Any:

@@ -17,6 +17,9 @@ class RoundRobinWriter(Writer):
 
     Not thread-safe: the buffer's lock guards it.
 
+    Args:
+        compilable: see :class:`Writer`.
+
     Example:
         >>> import torch
         >>> from replaybank.storages import LazyTensorStorage
@@ -63,6 +66,20 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
     that already holds items without it.
 
     Not thread-safe: the buffer's lock guards it.
+
+    Args:
+        compilable: see :class:`Writer`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from replaybank.storages import LazyTensorStorage
+        >>> writer = TensorDictRoundRobinWriter()
+        >>> writer.register_storage(LazyTensorStorage(2))
+        >>> writer.extend(TensorDict({"x": torch.arange(3)}, [3]))
+        tensor([0, 1, 0])
+        >>> writer.storage[:]["x"], writer.storage[:]["index"]
+        (tensor([2, 1]), tensor([0, 1]))
     """
 
     def add(self, data: Any) -> Any:

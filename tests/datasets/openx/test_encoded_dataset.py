@@ -119,8 +119,8 @@ FIELDS: dict[Key, FieldSpec] = {
 class Kept(Frames):
     """Frames that are there as PNG bytes."""
 
-    def encoded(self) -> list[bytes]:
-        return [encode_frame(frame, "png") for frame in self.frames]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        return [encode_frame(frame, "png") for frame in self.frames[start:stop]]
 
 
 class Cameras:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from lerobot_files import CAMERA, CODECS, SIDE, TASKS, columns, shown_numbers, write_lerobot, write_video
+from patience import PATIENCE
 from replaybank import LeRobotSource, OpenXExperienceReplay, convert, verify
 from replaybank.cli import run
 from replaybank.datasets.openx.sources.open import open_source
@@ -171,3 +174,60 @@ def test_a_stream_has_every_frame_in_its_place(threads: int, tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError, match=r"1 of 3 episodes .* \(numbers 2\)"):
         OpenXExperienceReplay("set", source=path)
     assert len(list(OpenXExperienceReplay("set", source=path, allow_missing=True))) == 2
+
+
+LONG = """
+import resource, sys, warnings
+from pathlib import Path
+import av, numpy as np
+import google_crc32c, simplejpeg, pyarrow.parquet
+from lerobot_files import CAMERA, info_json, write_lerobot
+from replaybank import convert
+
+folder, length, side = Path(sys.argv[1]), 1500, 256
+info = info_json("v2.1", [length])
+info["features"][CAMERA]["shape"] = [side, side, 3]
+path = write_lerobot(folder / "set", "v2.1", [length], None, info={"features": info["features"]})
+video = path / f"videos/chunk-000/{CAMERA}/episode_000000.mp4"
+video.parent.mkdir(parents=True)
+# Noise that stands still: small as a video, large as JPEG.
+noise = np.random.default_rng(0).integers(0, 256, (side, side, 3)).astype(np.uint8)
+options = {"preset": "ultrafast", "qp": "10", "threads": "1"}
+with av.open(str(video), "w") as container:
+    stream = container.add_stream("libx264", rate=30, options=options)
+    stream.width = stream.height = side
+    stream.pix_fmt = "yuv420p"
+    for at in range(length):
+        frame = av.VideoFrame.from_ndarray(noise, format="rgb24")
+        frame.pts = at
+        container.mux(stream.encode(frame))
+    container.mux(stream.encode())
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = peak()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    made = convert(path, folder / "out", images="encoded", max_memory=64 << 20, progress=False)
+print(made.steps, (folder / "out/frames-000.bin").stat().st_size, peak() - before)
+"""
+
+
+def test_a_long_video_is_encoded_anew_within_the_memory_allowed(tmp_path: Path) -> None:
+    """Its JPEGs take 110 MB: held all at once they would not fit."""
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    steps, encoded, grown = map(int, done.stdout.split())
+    assert steps == 1500
+    assert encoded > 100 << 20
+    assert grown < 64 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ import pytest
 from http_server import WebServer, serving
 from hub_shards import write_hub
 from lerobot_files import write_lerobot
+from patience import PATIENCE
 from replaybank.cli import run
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import read_manifest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources import connection
 from replaybank.datasets.openx.sources.base import FieldSpec, Key
-from replaybank.datasets.openx.sources.download import DownloadedSource
+from replaybank.datasets.openx.sources.download import KEPT_PART, DownloadedSource, download
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
@@ -154,7 +157,7 @@ def test_a_shard_whose_conversion_was_interrupted_is_not_fetched_again(
     killed.kind = "RLDSSource"
     with pytest.raises(KeyboardInterrupt):
         convert(killed, tmp_path / "out")
-    assert [path.name for path in folder.iterdir()] == [f"{NAME}-train.tfrecord-00000-of-00002"]
+    assert (folder / f"{NAME}-train.tfrecord-00000-of-00002").is_file()
     asked = len(server.log)
     convert(NAME, tmp_path / "out")
     paths = [path for path, wanted in server.log[asked:] if wanted != "bytes=0-0"]
@@ -265,3 +268,120 @@ def test_without_a_network_there_is_one_clear_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConnectionError, match=r"http://bucket\.invalid/robotics/bridge/0\.1\.0/.*a network"):
         OpenXExperienceReplay("bridge", root=tmp_path, download=True)
     assert not (tmp_path / "bridge").exists()
+
+
+def write_growing(folder: Path) -> Path:
+    """Lists that are longer in the second of two shards than in the first."""
+    values: dict[Key, FieldSpec] = {
+        ("action",): FieldSpec("tensor", (2,), np.dtype("float32")),
+        ("x",): FieldSpec("tensor", (-1,), np.dtype("float32"), ragged=1),
+    }
+    with RLDSWriter(folder, NAME, version="0.1.0", fields=values, shards=2) as writer:
+        for number in range(4):
+            lists = [np.arange(number + 1 + 3 * (number % 2), dtype=np.float32)] * 2
+            writer.write({("action",): np.zeros((2, 2), np.float32), ("x",): lists})
+    return folder
+
+
+def bodies(server: WebServer) -> list[str]:
+    """File names of what was fetched, beyond a first byte."""
+    return [path.rpartition("/")[2] for path, wanted in server.log if wanted != "bytes=0-0"]
+
+
+@pytest.mark.parametrize("as_source", [True, False])
+def test_shards_that_are_looked_at_for_their_longest_list_are_fetched_once(
+    server: WebServer, tmp_path: Path, as_source: bool
+) -> None:
+    path = write_growing(tmp_path / "served/growing")
+    url = f"{server.url}/growing"
+    convert(path, tmp_path / "local")
+    made = convert(RLDSSource(url) if as_source else url, tmp_path / "out")
+    assert made.episodes == 4
+    fetched = [name for name in bodies(server) if "tfrecord" in name]
+    assert sorted(fetched) == sorted(set(fetched))
+    assert not (tmp_path / "out.download").exists()
+    for file in (tmp_path / "local").glob("*.bin"):
+        assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+
+
+def test_they_are_fetched_twice_where_the_disk_has_little_room(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_growing(tmp_path / "served/growing")
+    held: list[set[str]] = []
+    size = max(file.stat().st_size for file in path.glob("*.tfrecord*"))
+    free = shutil.disk_usage(tmp_path)._replace(free=KEPT_PART * size)
+    real = DownloadedSource.episodes
+
+    def noted(self: DownloadedSource, shard: Any, start: int = 0) -> Any:
+        held.append({file.name for file in (tmp_path / "out.download").glob("*tfrecord*")})
+        return real(self, shard, start)
+
+    monkeypatch.setattr(DownloadedSource, "episodes", noted)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    convert(f"{server.url}/growing", tmp_path / "out")
+    fetched = [name for name in bodies(server) if "tfrecord" in name]
+    assert (len(fetched), len(set(fetched))) == (3, 2)
+    assert max(map(len, held)) == 1
+
+
+def test_a_conversion_that_goes_on_does_not_look_at_all_lists_again(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_growing(tmp_path / "served/growing")
+    url = f"{server.url}/growing"
+    convert(url, tmp_path / "whole")
+    monkeypatch.setattr("replaybank.datasets.openx.conveyor.SAVE_SECONDS", -1.0)
+    real = DownloadedSource.episodes
+    calls = []
+
+    def stopped(self: DownloadedSource, shard: Any, start: int = 0) -> Any:
+        calls.append(shard.number)
+        if calls == [0, 1, 0, 1]:  # both were looked at, the first is converted
+            raise ConnectionError("gone")
+        return real(self, shard, start)
+
+    monkeypatch.setattr(DownloadedSource, "episodes", stopped)
+    with pytest.raises(ConnectionError, match="gone"):
+        convert(url, tmp_path / "out")
+    calls.clear()
+    server.log.clear()
+    convert(url, tmp_path / "out")
+    assert calls == [1]
+    assert not [name for name in bodies(server) if "tfrecord" in name]  # it was kept
+    for file in (tmp_path / "whole").glob("*.bin"):
+        assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+    server.log.clear()
+    convert(url, tmp_path / "out")  # it is done
+    assert not [name for name in bodies(server) if "tfrecord" in name]
+
+
+def test_the_shard_behind_the_one_that_is_read_is_on_its_way_already(
+    server: WebServer, tmp_path: Path
+) -> None:
+    source = DownloadedSource(RLDSSource(f"{server.url}/robotics/{NAME}/0.1.0"), tmp_path / "ahead")
+    shards = source.shards()
+    with source.ahead():
+        first = source.episodes(shards[0])
+        next(first)
+        following = source._following
+        assert following is not None
+        assert following._thread is not None
+        following._thread.join(PATIENCE)
+        assert (tmp_path / "ahead" / f"{NAME}-train.tfrecord-00001-of-00002").is_file()
+        read = 1 + len(list(first)) + len(list(source.episodes(shards[1])))
+    assert read == 4
+    assert [name for name in bodies(server) if "tfrecord" in name].count(
+        shards[1].path.rpartition("/")[2]
+    ) == 1
+    assert not list((tmp_path / "ahead").iterdir())
+
+
+def test_a_download_that_is_given_up_goes_on_another_time(server: WebServer, tmp_path: Path) -> None:
+    url = f"{server.url}/robotics/{NAME}/0.1.0/{NAME}-train.tfrecord-00000-of-00002"
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(InterruptedError, match="is not fetched any further"):
+        download(url, tmp_path / "shard", stop=stop)
+    assert not (tmp_path / "shard").exists()
+    assert download(url, tmp_path / "shard").stat().st_size > 0

@@ -27,8 +27,8 @@ class Plain:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def encoded(self) -> list[bytes]:
-        return [encode_frame(frame, "png") for frame in self.pixels]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        return [encode_frame(frame, "png") for frame in self.pixels[start:stop]]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         return self.pixels[start:stop]

@@ -41,8 +41,8 @@ class Frames:
     def __len__(self) -> int:
         return len(self.frames)
 
-    def encoded(self) -> list[bytes]:
-        return [frame.tobytes() for frame in self.frames]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        return [frame.tobytes() for frame in self.frames[start:stop]]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         return self.frames[start:stop]

@@ -25,6 +25,7 @@ from replaybank.datasets.openx.files import (
     EPISODES,
     MANIFEST,
     METADATA,
+    NAMES,
     PROGRESS,
     ROWS,
     STRINGS,
@@ -40,7 +41,14 @@ from replaybank.datasets.openx.files import (
     read_strings,
 )
 from replaybank.datasets.openx.folder import claim, discard, temporary
-from replaybank.datasets.openx.frames import FrameColumn, check_frames, decoded, extend_crc32c, write_at
+from replaybank.datasets.openx.frames import (
+    FrameColumn,
+    check_frames,
+    chunk_of,
+    decoded,
+    extend_crc32c,
+    write_at,
+)
 from replaybank.datasets.openx.packing import RowPacker
 from replaybank.datasets.openx.ted import Leaf, TedEpisode
 from replaybank.errors import DataFormatError
@@ -72,6 +80,8 @@ def plan(
         kinds={leaf.key: leaf.kind for leaf in leaves.values() if leaf.kind != "tensor"},
         file_sizes={STRINGS: 0, METADATA: 0, **{frames_name(number): 0 for number in range(len(kept))}},
         encoded=kept,
+        label_names={leaf.key: leaf.labels for leaf in leaves.values() if leaf.labels},
+        dim_names={leaf.key: leaf.names for leaf in leaves.values() if leaf.names},
     )
 
 
@@ -186,7 +196,8 @@ class DatasetBuilder:
                     f"which is another than this one of {manifest.name!r} ({manifest.split}): choose another "
                     f"folder; {ANEW}"
                 )
-            return progress
+            # One that an earlier release began does not tell names.
+            return replace(progress, **{name: getattr(manifest, name) for name in NAMES})
         self._write_progress(manifest)
         return manifest
 
@@ -320,8 +331,8 @@ class DatasetBuilder:
         self._checksums = {**mark.checksums, CHECKSUMS: self._checksums.get(CHECKSUMS, 0)}
         self._episodes, self._steps = mark.episodes, mark.steps
 
-    def _append(self, name: str, content: bytes | npt.NDArray[Any]) -> int:
-        """Put at the end of a file; the checksum of the content."""
+    def _append(self, name: str, content: bytes | npt.NDArray[Any], before: int = 0) -> int:
+        """Put at the end of a file; the checksum of the content, and of what ``before`` is of before it."""
         if isinstance(content, np.ndarray):
             content = content.reshape(-1).view(np.uint8)
         size = self._sizes[name]
@@ -337,7 +348,7 @@ class DatasetBuilder:
         if name in _COUNTED:
             self._checksums[name] = extend_crc32c(self._checksums.get(name, 0), content)
             return 0
-        return extend_crc32c(0, content)
+        return extend_crc32c(before, content)
 
     def _write_held(self, name: str, size: int) -> None:
         """Write what is held of a file, which then has ``size`` bytes. If it fails, it is still held."""
@@ -391,15 +402,20 @@ class DatasetBuilder:
     def _write_encoded(
         self, number: int, leaf: Leaf, values: Any, where: str, checksums: dict[str, int]
     ) -> None:
-        """Frames as they are stored; absent ones, which are zeros, as none."""
-        contents: Sequence[bytes] = (
-            [b""] * len(values) if isinstance(values, np.ndarray) else values.encoded()
-        )
-        check_frames(contents, leaf, where)
+        """Frames as they are stored, some at a time; absent ones, which are zeros, as none."""
         name, ends = frames_name(number), ends_name(number)
-        sizes = np.array([len(content) for content in contents], np.int64)
-        checksums[ends] = self._append(ends, (self._sizes[name] + sizes.cumsum()).astype("<i8"))
-        checksums[name] = self._append(name, b"".join(contents))
+        checksums[name] = checksums[ends] = 0
+        chunk = chunk_of(leaf)
+        for start in range(0, len(values), chunk):
+            stop = min(start + chunk, len(values))
+            contents: Sequence[bytes] = (
+                [b""] * (stop - start) if isinstance(values, np.ndarray) else values.encoded(start, stop)
+            )
+            check_frames(contents, leaf, where, start)
+            sizes = np.array([len(content) for content in contents], np.int64)
+            places = (self._sizes[name] + sizes.cumsum()).astype("<i8")
+            checksums[ends] = self._append(ends, places, checksums[ends])
+            checksums[name] = self._append(name, b"".join(contents), checksums[name])
 
     def _codes(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
         """Texts as their numbers, new ones written down."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,25 +16,33 @@ from replaybank.datasets.openx.builder import DatasetBuilder, plan
 from replaybank.datasets.openx.catalog import LastStep
 from replaybank.datasets.openx.conveyor import Conveyor, threads_for
 from replaybank.datasets.openx.corrections import Corrections, corrected
-from replaybank.datasets.openx.files import MANIFEST, Manifest, read_manifest
+from replaybank.datasets.openx.files import MANIFEST, PROGRESS, Manifest, read_begun, read_manifest
 from replaybank.datasets.openx.frames import extend_crc32c
 from replaybank.datasets.openx.room import check_room
+from replaybank.datasets.openx.skipping import (
+    LeftOut,
+    OnError,
+    check_on_error,
+    good_episodes,
+    name_of,
+    records,
+)
 from replaybank.datasets.openx.sources.base import (
-    Episode,
     EpisodeSource,
     Key,
     Shard,
     kind_of,
+    metadata_fields_of,
     notes_of,
 )
 from replaybank.datasets.openx.sources.download import DownloadedSource
 from replaybank.datasets.openx.sources.files import is_url, sizes_of
+from replaybank.datasets.openx.sources.http import is_http
+from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted, widen_shapes
-from replaybank.errors import CorruptRecordError, DataFormatError
-
-OnError = Literal["raise", "skip"]
+from replaybank.errors import DataFormatError
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes that a conversion holds unless told otherwise: episodes of every published dataset fit many times."""
@@ -68,8 +77,8 @@ def convert(
     worked out first.
 
     Faults that the catalog of the Open X-Embodiment datasets knows of are put right, and the manifest's
-    origin says which. Shards behind HTTP are downloaded one at a time into ``<dest>.download``, resumed where
-    that was interrupted, and removed once they were read.
+    origin says which. Shards behind HTTP are downloaded into ``<dest>.download``, each while the one before
+    is converted, resumed where that was interrupted, and removed once they were read.
 
     Args:
         source: path or URL of an RLDS or LeRobot dataset or of the hub's tar shards, an id of the catalog,
@@ -107,9 +116,17 @@ def convert(
         OSError: the disk has no room for the dataset (``errno.ENOSPC``); both sizes are named.
         MemoryError: one episode takes more than ``max_memory``.
         BlockingIOError: another conversion is writing to ``dest``.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> made = convert(write_arm_dataset(folder.name + "/arm", episodes=3), folder.name + "/converted")
+        >>> made.name, made.episodes, made.skipped
+        ('two_link_arm', 3, ())
+        >>> folder.cleanup()
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    check_on_error(on_error)
     if images not in ("raw", "encoded"):
         raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
     options = _Options(
@@ -129,22 +146,25 @@ def convert(
         )
     folder = Path(target).expanduser()
     if source is not None and not isinstance(source, (str, os.PathLike)):
-        given = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
-        return _convert(given, getattr(source, "split", split), folder, options)
-    opened = open_source(
-        source,
-        dataset_id,
-        split,
-        allow_missing_shards=allow_missing,
-        # Cameras are decoded side by side: more threads for each would only be in each other's way.
-        video_threads=0 if options.threads == 1 or options.encoded else 1,
-        bgr=bgr,
-        last_step=last_step,
-    )
-    if kind_of(opened) == LeRobotSource.__name__:  # of whose files a shard needs parts of several
+        opened = corrected(source, dataset_id, bgr=bgr, last_step=last_step)
+        split = getattr(source, "split", split)
+    else:
+        opened = open_source(
+            source,
+            dataset_id,
+            split,
+            allow_missing_shards=allow_missing,
+            # Cameras are decoded side by side: more threads for each would only be in each other's way.
+            video_threads=0 if options.threads == 1 or options.encoded else 1,
+            bgr=bgr,
+            last_step=last_step,
+        )
+    # Of LeRobot datasets a shard needs parts of several files.
+    if kind_of(opened) == LeRobotSource.__name__ or not any(is_http(shard.path) for shard in opened.shards()):
         return _convert(opened, split, folder, options)
     fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS)
-    made = _convert(fetched, split, folder, options)
+    with fetched.ahead():
+        made = _convert(fetched, split, folder, options)
     fetched.clear()
     return made
 
@@ -165,13 +185,18 @@ class _Options:
 def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options) -> Manifest:
     shards = list(source.shards())
     on_error = options.on_error
-    leaves = _leaves(source, select_images(ted_leaves(source.fields), options.image_keys), shards, on_error)
+    leaves = select_images(ted_leaves(source.fields), options.image_keys)
+    if not options.overwrite:
+        leaves = _as_before(folder, leaves)
+    # What is looked at now is read once more when it is converted: it need not be fetched again.
+    with getattr(source, "keeping", nullcontext)():
+        leaves = _leaves(source, leaves, shards, on_error)
     origin: dict[str, Any] = {
         "kind": kind_of(source),
         "version": getattr(source, "version", ""),
         # Names and versions alone do not tell a dataset from one that was made anew under the same name.
         "shards": [
-            [_name(shard), shard.episodes, size]
+            [name_of(shard), shard.episodes, size]
             for shard, size in zip(shards, sizes_of([shard.path for shard in shards]), strict=True)
         ],
     }
@@ -179,7 +204,13 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
     if isinstance(corrections, Corrections):
         origin["corrections"] = corrections.to_json()
     wanted = plan(source.name, split, origin, leaves, encoded=options.encoded)
-    wanted = replace(wanted, faults=dict.fromkeys(notes_of(source), 1))
+    wanted = replace(
+        wanted,
+        faults=dict.fromkeys((*notes_of(source), *_not_kept(source)), 1),
+        metadata_label_names={
+            key: spec.labels for key, spec in metadata_fields_of(source).items() if spec.labels
+        },
+    )
     if not options.overwrite and (folder / MANIFEST).is_file():
         done = read_manifest(folder)
         if done.same_conversion(wanted):
@@ -200,13 +231,36 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
         rest = shards[len(builder.manifest.shards) :]
         check_room(source, rest, builder.manifest, folder, on_error)
         for shard in rest:
-            for record, episode in _episodes(source, shard, on_error, conveyor.skipped):
-                conveyor.episode(_name(shard), record, episode)
-            conveyor.end_of_shard(_name(shard))
+            name = name_of(shard)
+            for record, found in records(source, shard, skip=on_error == "skip"):
+                if isinstance(found, LeftOut):
+                    conveyor.skipped(name, record, found.reason)
+                else:
+                    conveyor.episode(name, record, found)
+            conveyor.end_of_shard(name)
         conveyor.finish()
         if builder.manifest.episodes == 0:
             raise DataFormatError(f"{source.name}: there are no episodes in split {split!r} to convert")
         return builder.finish()
+
+
+def _as_before(folder: Path, leaves: dict[Key, Leaf]) -> dict[Key, Leaf]:
+    """The leaves with the shapes that an earlier run of this conversion found, if there was one.
+
+    If it was another conversion, that is told later, whatever the shapes.
+    """
+    begun = next((name for name in (MANIFEST, PROGRESS) if (folder / name).is_file()), None)
+    if begun is None or not any(-1 in leaf.shape for leaf in leaves.values()):
+        return leaves
+    known = {leaf.key: leaf.shape for leaf in read_begun(folder / begun).leaves}
+    return {
+        key: replace(leaf, shape=known[key])
+        if key in known
+        and len(known[key]) == len(leaf.shape)
+        and all(one in (-1, other) for one, other in zip(leaf.shape, known[key], strict=True))
+        else leaf
+        for key, leaf in leaves.items()
+    }
 
 
 def _leaves(
@@ -220,7 +274,7 @@ def _leaves(
     for shard in shards:
         if not ragged and all(-1 not in leaf.shape for leaf in leaves.values()):
             break
-        for _, episode in _episodes(source, shard, on_error, lambda *_: None):
+        for episode in good_episodes(source, shard, skip=on_error == "skip"):
             leaves = widen_shapes(settle_shapes(leaves, episode), episode)
             if not ragged and all(-1 not in leaf.shape for leaf in leaves.values()):
                 break
@@ -234,46 +288,18 @@ def _leaves(
     return leaves
 
 
-def _episodes(
-    source: EpisodeSource, shard: Shard, on_error: OnError, skip: Callable[[str, int, str], None]
-) -> Iterator[tuple[int, Episode]]:
-    """Episodes of a shard with their record numbers; with ``"skip"``, past the records that fail.
-
-    ``skip`` is told the shard's name, the number of a record left out, and what is wrong with it.
-    """
-    record = 0
-    skipped = False
-    while True:
-        try:
-            for episode in source.episodes(shard, record):
-                yield record, episode
-                record += 1
-            return
-        except DataFormatError as error:
-            if on_error == "raise":
-                raise
-            failed = error.record if isinstance(error, CorruptRecordError) else record
-            if failed < record:
-                # The reader cannot even step over the record skipped last: its length is gone, and with it
-                # the way to all records behind it.
-                rest = "" if shard.episodes is None else f": {shard.episodes - record} declared episodes"
-                skip(_name(shard), record, f"the rest of the shard cannot be reached{rest}")
-                return
-            skip(_name(shard), failed, str(error))
-            record = failed + 1
-            skipped = True
-        except IndexError:
-            if not skipped:
-                raise
-            return  # the record skipped last was the last one
-
-
-def _name(shard: Shard) -> str:
-    return shard.path.rstrip("/").rpartition("/")[2]
+def _not_kept(source: EpisodeSource) -> Iterator[str]:
+    """What is left behind of the episodes as wholes."""
+    for key, spec in metadata_fields_of(source).items():
+        if spec.kind == "image":
+            yield f"the frames of {'/'.join(key)}, which is of the episode as a whole, are not kept"
 
 
 def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
-    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text."""
+    """Metadata of an episode as JSON values: arrays as lists, bytes and numbers that JSON lacks as text.
+
+    Frames are left out.
+    """
 
     def value(x: Any) -> Any:
         if isinstance(x, (np.ndarray, np.generic)):
@@ -286,7 +312,8 @@ def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
             return [value(item) for item in x]
         return x if isinstance(x, (bool, int, float, str)) or x is None else str(x)
 
-    return {"metadata": [[list(key), value(x)] for key, x in metadata.items()]} if metadata else {}
+    kept = [[list(key), value(x)] for key, x in metadata.items() if not isinstance(x, EncodedImages)]
+    return {"metadata": kept} if kept else {}
 
 
 class _Bar:

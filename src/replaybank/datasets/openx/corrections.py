@@ -193,9 +193,9 @@ class SwappedImages:
     def __len__(self) -> int:
         return len(self._images)
 
-    def encoded(self) -> Sequence[bytes]:
+    def encoded(self, start: int = 0, stop: int | None = None) -> Sequence[bytes]:
         """The frames as they are stored, blue first: to swap them would mean to lose some of each."""
-        return self._images.encoded()
+        return self._images.encoded(start, stop)
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""
@@ -231,9 +231,10 @@ class FirstImages:
     def __len__(self) -> int:
         return self._length
 
-    def encoded(self) -> Sequence[bytes]:
-        """The frames as they are stored."""
-        return self._images.encoded()[: self._length]
+    def encoded(self, start: int = 0, stop: int | None = None) -> Sequence[bytes]:
+        """Frames ``start`` to ``stop`` as they are stored."""
+        first, last, _ = slice(start, stop).indices(self._length)
+        return self._images.encoded(first, max(first, last))
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""

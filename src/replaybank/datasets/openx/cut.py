@@ -19,6 +19,7 @@ from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.shuffle import below
+from replaybank.datasets.openx.skipping import good_episodes
 from replaybank.datasets.openx.slabs import Slab
 from replaybank.datasets.openx.sources.base import Column, EpisodeSource, Key
 from replaybank.datasets.openx.stream import Pick
@@ -53,12 +54,15 @@ _ENDS = (NEXT_DONE, NEXT_TRUNCATED)
 _START = 3  # what a random number is for, beside those of the stream
 
 
-def stream_leaves(source: EpisodeSource, image_keys: Sequence[str | Key] | None = None) -> dict[Key, Leaf]:
+def stream_leaves(
+    source: EpisodeSource, image_keys: Sequence[str | Key] | None = None, *, skip: bool = False
+) -> dict[Key, Leaf]:
     """The TED leaves of a source, with the shapes that are not declared taken from its first episodes.
 
     Args:
         source: of the episodes.
         image_keys: the cameras wanted, by path or name; None: all.
+        skip: pass over records that cannot be read.
 
     Raises:
         ValueError: there is no such camera.
@@ -69,7 +73,7 @@ def stream_leaves(source: EpisodeSource, image_keys: Sequence[str | Key] | None 
     for shard in source.shards():
         if _settled(leaves) or seen >= SHAPES_SEEN:
             break
-        for episode in source.episodes(shard):
+        for episode in good_episodes(source, shard, skip=skip):
             leaves = settle_shapes(leaves, episode)
             seen += 1
             if _settled(leaves) or seen >= SHAPES_SEEN:

@@ -57,6 +57,9 @@ ANEW = "overwrite=True (--overwrite, or download='force' of the dataset) convert
 _MAX_MANIFEST_BYTES = 1 << 28  # of a file that is read into memory: a million episodes' faults fit many times
 
 
+NAMES = ("label_names", "dim_names", "metadata_label_names")
+"""Entries of the manifest that tell names; datasets of earlier releases lack them."""
+
 REQUIRED = frozenset({("episode",), ("next", "done")})
 """Leaves without which steps are no episodes."""
 
@@ -126,6 +129,9 @@ class Manifest:
         skipped: records left out.
         encoded: leaves that are images and kept as JPEG or PNG bytes; as they are read.
         checksums: CRC-32C of the files that hold no steps, by name.
+        label_names: names of the classes that the numbers of a leaf stand for, in the order of the numbers.
+        dim_names: names of the numbers along the last dimension of a leaf.
+        metadata_label_names: names of classes, as above, of values of whole episodes.
         version: of the format.
     """
 
@@ -142,6 +148,9 @@ class Manifest:
     skipped: tuple[Skipped, ...] = ()
     encoded: tuple[LeafSpec, ...] = ()
     checksums: Mapping[str, int] = field(default_factory=dict)
+    label_names: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    dim_names: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    metadata_label_names: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -219,6 +228,7 @@ class Manifest:
                 for leaf in self.encoded
             ],
             "checksums": dict(self.checksums),
+            **{name: _named(getattr(self, name)) for name in NAMES},
         }
 
     @classmethod
@@ -272,6 +282,9 @@ class Manifest:
             checksums={}
             if version == 1
             else {n: _natural(value["checksums"], n) for n in _get(value, "checksums", dict)},
+            label_names=_names(value, "label_names", keys),
+            dim_names=_names(value, "dim_names", keys),
+            metadata_label_names=_names(value, "metadata_label_names", None),
             version=version,
         )
         for name in ("steps", "episodes"):
@@ -292,6 +305,7 @@ _BLANK: dict[str, Any] = {
     "skipped": (),
     "checksums": {},
     "version": VERSION,
+    **{name: {} for name in NAMES},
 }
 
 
@@ -321,7 +335,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             f"{folder} holds no converted dataset (there is no {MANIFEST}); "
             "make one with replaybank.convert(source, path) or `replaybank convert SOURCE PATH`"
         )
-    manifest = _read(folder / MANIFEST)
+    manifest = read_begun(folder / MANIFEST)
     for name, size in manifest.sizes().items():
         try:
             found = (folder / name).stat().st_size
@@ -357,10 +371,16 @@ def read_progress(path: str | os.PathLike[str]) -> Manifest:
         FileNotFoundError: there is none.
         DataFormatError: the file is damaged.
     """
-    return _read(Path(path) / PROGRESS)
+    return read_begun(Path(path) / PROGRESS)
 
 
-def _read(file: Path) -> Manifest:
+def read_begun(file: Path) -> Manifest:
+    """A manifest, of a complete dataset or of a conversion that is under way; its files are not looked at.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataFormatError: it is damaged.
+    """
     if sys.byteorder != "little":
         raise DataFormatError(f"{file}: converted datasets are little-endian, this machine is not")
     if file.stat().st_size > _MAX_MANIFEST_BYTES:
@@ -403,8 +423,24 @@ def _encoded(value: Any, keys: set[tuple[str, ...]]) -> tuple[LeafSpec, ...]:
     return leaves
 
 
-def _key(entry: Any, keys: set[tuple[str, ...]]) -> tuple[str, ...]:
+def _named(names: Mapping[tuple[str, ...], tuple[str, ...]]) -> list[dict[str, Any]]:
+    return [{"key": list(key), "names": list(found)} for key, found in names.items()]
+
+
+def _names(
+    value: Any, name: str, keys: set[tuple[str, ...]] | None
+) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Names by key, where there are any."""
+    if name not in value:
+        return {}
+    return {
+        _key(entry, keys): tuple(_expect(part, str, "a name") for part in _list(entry, "names"))
+        for entry in _list(value, name)
+    }
+
+
+def _key(entry: Any, keys: set[tuple[str, ...]] | None) -> tuple[str, ...]:
     key = tuple(_expect(part, str, "a part of a key") for part in _list(entry, "key"))
-    if key not in keys:
+    if keys is not None and key not in keys:
         raise ValueError(f"the leaf {key!r:.80} is not in the layout")
     return key

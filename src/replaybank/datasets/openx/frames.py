@@ -58,7 +58,7 @@ class FrameColumn:
             Stopped: ``stop`` was set.
         """
         dtype = np.dtype(self.leaf.dtype)
-        chunk = max(1, FRAME_CHUNK_BYTES // max(dtype.itemsize * math.prod(self.leaf.shape), 1))
+        chunk = chunk_of(self.leaf)
         crc, at = 0, self.offset
         for start in range(0, self.length, chunk):
             if self.stop.is_set():
@@ -91,8 +91,16 @@ def decoded(leaf: Leaf, values: Any, start: int, stop: int, where: str) -> npt.N
     return part
 
 
-def check_frames(contents: Sequence[bytes], leaf: Leaf, where: str) -> None:
-    """Compare what encoded frames say of themselves with what the dataset has. O(frames).
+def chunk_of(leaf: Leaf) -> int:
+    """How many frames of a camera are worked on at a time."""
+    item = np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape)
+    return max(1, FRAME_CHUNK_BYTES // max(item, 1))
+
+
+def check_frames(contents: Sequence[bytes], leaf: Leaf, where: str, start: int = 0) -> None:
+    """Compare what encoded frames, from number ``start`` on, say of themselves with what the dataset has.
+
+    O(frames).
 
     Raises:
         DataFormatError: one is no JPEG or PNG, or of another shape or dtype.
@@ -100,7 +108,7 @@ def check_frames(contents: Sequence[bytes], leaf: Leaf, where: str) -> None:
     channels, height, width = leaf.shape
     spec = FieldSpec("image", (height, width, channels), leaf.dtype)
     name = "/".join(leaf.source if leaf.source is not None else leaf.key)
-    check_headers([memoryview(content) for content in contents if content], spec, f"{where}: {name}")
+    check_headers(contents, spec, f"{where}: {name}", start)
 
 
 def extend_crc32c(crc: int, content: bytes | npt.NDArray[Any]) -> int:

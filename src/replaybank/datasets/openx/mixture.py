@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
+from replaybank import showing
 from replaybank.buffers.parts import batch_size_of
 from replaybank.checkpoint import Stateful
 from replaybank.datasets.openx.catalog import mixtures
@@ -18,8 +19,10 @@ from replaybank.datasets.openx.common import CommonEntries, example_of
 from replaybank.datasets.openx.options import Slicing, slicing_of, streams
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sharding import Share, rank_share, worker_share
+from replaybank.datasets.openx.skipping import OnError, good_episodes
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats
+from replaybank.datasets.openx.stored_share import ShareSampler
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, WORKERS, seed_of
 from replaybank.storages.layout import Key
 
@@ -67,6 +70,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         images: as there.
         image_keys: by id, the cameras to read.
         num_workers: threads that decode, of each dataset.
+        on_error: as there.
         generator: gives the seed; ``None``: torch's global one.
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
@@ -109,6 +113,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         images: Literal["raw", "encoded"] = "raw",
         image_keys: Mapping[str, Sequence[str | Key]] | None = None,
         num_workers: int | None = None,
+        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -119,9 +124,8 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             unknown = set(given) - set(weights) if isinstance(given, Mapping) else set()
             if unknown:
                 raise ValueError(f"{name} names {sorted(unknown)}, the mixture has {list(weights)}")
-        self._slicing = slicing_of(
-            num_slices, slice_len, pad, strict_length, None, streaming=streams(streaming, download)
-        )
+        streamed = streams(streaming, download)
+        self._slicing = slicing_of(num_slices, slice_len, pad, strict_length, None, streaming=streamed)
         self.batch_size = batch_size_of(batch_size)
         self._share = rank_share(rank, world_size)
         self._seed = seed_of(generator)
@@ -144,14 +148,18 @@ class OpenXMixture(IterableDataset[Any], Stateful):
                 images=images,
                 image_keys=None if image_keys is None else image_keys.get(name),
                 num_workers=num_workers,
+                on_error=on_error,
                 generator=torch.Generator().manual_seed(self._seed + place),
-                rank=self._share.number,
-                world_size=self._share.of,
+                rank=self._share.number if streamed else 0,
+                world_size=self._share.of if streamed else 1,
                 buffer_bytes=buffer_bytes // len(weights),
             )
             for place, name in enumerate(self.names)
         ]
         """The datasets themselves, in the order of :attr:`names`."""
+        for dataset in () if streamed or self._share.of == 1 else self.datasets:
+            # Ranks may be more than the episodes of one of many datasets: then some draw from the same ones.
+            dataset.set_sampler(ShareSampler(dataset.sampler, self._share, overlap=True))
         balanced = isinstance(datasets, str) if balance_weights is None else balance_weights
         sizes = [steps_of(dataset) if balanced else 1.0 for dataset in self.datasets]
         given_weights = np.array(list(weights.values())) * np.array(sizes)
@@ -297,6 +305,9 @@ class OpenXMixture(IterableDataset[Any], Stateful):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was taken.
 
+        Args:
+            state_dict: what :meth:`state_dict` gave.
+
         Raises:
             ValueError: the state is of another mixture, or of another share of the readers.
         """
@@ -315,9 +326,20 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         self._pass, self._drawn = state_dict["pass"], state_dict["drawn"]
         self._passes[worker % (1 + WORKERS)] = self._pass + (began is not None)
 
+    def _facts(self) -> dict[str, Any]:
+        """What its repr tells."""
+        told = {name: showing.Words(f"{part:.3g}") for name, part in self.proportions.items()}
+        slices = {"num_slices": self._slicing.num_slices, "slice_len": self._slicing.slice_len}
+        told_slices = {name: value for name, value in slices.items() if value is not None}
+        share = {"share": showing.Words(f"{self._share.number} of {self._share.of}")}
+        settings = {**told_slices, **(share if self._share.of > 1 else {}), "batch_size": self.batch_size}
+        return {"proportions": told, **settings}
+
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}: {part:.3g}" for name, part in self.proportions.items())
-        return f"{type(self).__name__}({{{shown}}}, batch_size={self.batch_size})"
+        return showing.text_of(self)
+
+    def _repr_html_(self) -> str:
+        return showing.html_of(self)
 
 
 def _weights_of(datasets: Any) -> dict[str, float]:
@@ -356,7 +378,7 @@ def steps_of(dataset: OpenXExperienceReplay) -> float:
         return float(sum(declared))
     lengths = []
     for shard in stream.shards:
-        for episode in stream.source.episodes(shard):
+        for episode in good_episodes(stream.source, shard, skip=stream.skip):
             lengths.append(episode.length)
             if len(lengths) == LENGTHS_SEEN:
                 break

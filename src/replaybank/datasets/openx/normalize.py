@@ -78,11 +78,19 @@ class Normalize(nn.Module):
             self.register_buffer(f"scale_{number}", scale)
 
     def forward(self, batch: TensorDictBase) -> TensorDictBase:
-        """A batch with these entries normalised; the batch given stays as it is. O(bytes of the entries)."""
+        """A batch with these entries normalised; the batch given stays as it is. O(bytes of the entries).
+
+        Args:
+            batch: a TensorDict of any batch size.
+        """
         return self._changed(batch, lambda x, offset, scale: (x - offset) / scale)
 
     def inv(self, batch: TensorDictBase) -> TensorDictBase:
-        """The way back."""
+        """The way back.
+
+        Args:
+            batch: a TensorDict with normalised entries; it stays as it is.
+        """
         return self._changed(batch, lambda x, offset, scale: x * scale + offset)
 
     def _changed(self, batch: TensorDictBase, change: Any) -> TensorDictBase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import sleep
 from typing import Literal
 
 from replaybank.datasets.openx.catalog import datasets
@@ -11,9 +12,13 @@ from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.corrections import corrected
 from replaybank.datasets.openx.files import MANIFEST, is_converted
 from replaybank.datasets.openx.options import is_path
+from replaybank.datasets.openx.skipping import OnError
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.open import is_origin, open_source
 from replaybank.datasets.openx.sources.origins import is_repository
+
+WAIT_SECONDS = 0.5
+"""Between two looks of a rank that waits for another one's conversion."""
 
 
 def default_root() -> Path:
@@ -32,8 +37,18 @@ def stored_at(
     images: Literal["raw", "encoded"],
     num_workers: int | None,
     allow_missing: bool,
+    on_error: OnError,
+    ranks: int,
 ) -> Path:
-    """The folder of the converted dataset, converting it first where an origin is given or to be found."""
+    """The folder of the converted dataset, converting it first where an origin is given or to be found.
+
+    Of several ``ranks`` one converts, and the others wait for it.
+    """
+    if ranks > 1 and download == "force":
+        raise ValueError(
+            f"download='force' in {ranks} ranks would replace what others read already: do it once, in one "
+            "process, before"
+        )
     named = source is None or (isinstance(source, str) and is_origin(source))
     place = os.path.expanduser(source) if is_path(source) and not named else source
     if is_path(place) and not named and "://" not in os.fspath(place) and is_converted(place):
@@ -53,17 +68,25 @@ def stored_at(
                 "source=, the path of one in any form"
             )
         return folder
-    convert(
-        place,
-        folder,
-        split=split,
-        overwrite=download == "force",
-        dataset_id=dataset_id,
-        images=images,
-        num_workers=num_workers,
-        allow_missing=allow_missing,
-    )
-    return folder
+    while True:
+        try:
+            convert(
+                place,
+                folder,
+                split=split,
+                overwrite=download == "force",
+                dataset_id=dataset_id,
+                images=images,
+                num_workers=num_workers,
+                allow_missing=allow_missing,
+                on_error=on_error,
+            )
+        except BlockingIOError:
+            if ranks == 1:
+                raise
+            sleep(WAIT_SECONDS)
+        else:
+            return folder
 
 
 def streamed_from(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -52,7 +54,8 @@ def preprocess(
     length and with any entries, alike in all episodes but for their length; or None, and the episode is left
     out. What follows from the rest is made anew: ``("next", "observation")``, ``("next", "done")``, ``done``,
     ``episode``, ``step``, ``is_init``; ``("next", "reward")`` and ``("next", "terminated")`` (of the last
-    step) are kept.
+    step) are kept. So is what the origin says of each episode as a whole, and the names of classes and
+    numbers, where an entry still has such.
 
     Args:
         source: folder of a converted dataset.
@@ -107,6 +110,11 @@ class ChangedEpisodes:
         # What tells this copy from those of other content or by other functions, as far as that can be told.
         made_by = getattr(fn, "__qualname__", type(fn).__qualname__)
         self.version = f"{made_by} of {manifest.steps} steps {manifest.checksums.get(CHECKSUMS, 0):08x}"
+        self.metadata_fields: Mapping[Key, FieldSpec] = {
+            key: FieldSpec("tensor", (), np.dtype(np.int64), labels=labels)
+            for key, labels in manifest.metadata_label_names.items()
+        }
+        """Fields of whole episodes whose numbers have names; those of an episode are as they were."""
         self._folder = folder
         self._fn = fn
         self._shards = manifest.shards
@@ -130,7 +138,10 @@ class ChangedEpisodes:
         for number in range(manifest.episodes):
             columns = changed_episode(self._folder, self._fn, number)
             if columns is not None:
-                return {key: _spec(column, key in cameras) for key, column in columns.items()}
+                return {
+                    key: _named(key, _spec(column, key in cameras), manifest)
+                    for key, column in columns.items()
+                }
         raise DataFormatError(f"{self.name}: fn leaves out all {manifest.episodes} episodes")
 
     def shards(self) -> Sequence[Shard]:
@@ -158,7 +169,9 @@ class ChangedEpisodes:
                     f"{self.name}: episode {number}: fn gives {sorted(extra)}, which the first episode does "
                     f"not have; it has {sorted(self.fields)}"
                 )
-            yield Episode(steps, length, f"{self.name} episode {number}", missing=missing)
+            metadata = _opened(self._folder, os.getpid()).metadata(number)
+            del metadata["where"]  # this copy has its own
+            yield Episode(steps, length, f"{self.name} episode {number}", metadata, missing=missing)
 
     def _is_camera(self, key: Key, column: Any) -> bool:
         spec = self.fields.get(key)
@@ -201,9 +214,9 @@ class _Frames:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def encoded(self) -> list[bytes]:
-        """The frames encoded anew."""
-        return [encode_frame(frame.transpose(1, 2, 0), *_form(frame)) for frame in self._frames]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Frames ``start`` to ``stop`` encoded anew."""
+        return [encode_frame(frame.transpose(1, 2, 0), *_form(frame)) for frame in self._frames[start:stop]]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """The frames, channels last."""
@@ -222,6 +235,14 @@ def _spec(column: Any, camera: bool) -> FieldSpec:
         channels, height, width = shape
         return FieldSpec("image", (height, width, channels), column.dtype)
     return FieldSpec("tensor", shape, column.dtype)
+
+
+def _named(key: Key, spec: FieldSpec, manifest: Manifest) -> FieldSpec:
+    """A field with the names that it had before, as far as its dtype and shape still bear them."""
+    labels, names = manifest.label_names.get(key, ()), manifest.dim_names.get(key, ())
+    whole = spec.kind == "tensor" and spec.dtype is not None and spec.dtype.kind in "iu"
+    as_many = spec.kind == "tensor" and len(spec.shape) < 2 and math.prod(spec.shape) == len(names)
+    return replace(spec, labels=labels if whole else (), names=names if as_many else ())
 
 
 # --- in the processes ------------------------------------------------------------------------------------

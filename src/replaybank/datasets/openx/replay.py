@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,17 +18,19 @@ from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.cut import join
-from replaybank.datasets.openx.files import is_converted
+from replaybank.datasets.openx.files import Skipped, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
 from replaybank.datasets.openx.places import stored_at, streamed_from
 from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.rows import TrajectoryRows
 from replaybank.datasets.openx.sharding import rank_share
+from replaybank.datasets.openx.skipping import OnError, check_on_error
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import order, sampler_for, trajectories
+from replaybank.datasets.openx.stored_share import ShareSampler, settle_in_worker, shared_sampler
 from replaybank.datasets.openx.streamed import (
     BUFFER_BYTES,
     StreamedStorage,
@@ -41,6 +43,7 @@ from replaybank.datasets.openx.streamed import (
 from replaybank.samplers.base import Sampler
 from replaybank.storages.base import Storage
 from replaybank.storages.layout import Key
+from replaybank.transforms.base import SampleTransform
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
 
@@ -111,10 +114,14 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         image_keys: cameras to read, by path or name; all by default.
         num_workers: threads that decode, of a conversion or of a stream (0: the caller itself).
         allow_missing: of a ``source`` that lacks files which it declares, take what is there.
+        on_error: ``"raise"`` stops at a record that cannot be read; ``"skip"``, of a conversion or a stream,
+            leaves it out: :attr:`skipped` has all such records, and a stream warns of the first of each file.
         generator: source of all random draws; ``None``: torch's global one. A stream draws its seed from it.
-        rank: number of this reader among ``world_size``; streamed only.
-        world_size: readers that share the episodes of a stream; both by default those of
-            ``torch.distributed`` where it is initialised. The division does not depend on the seed.
+        rank: number of this reader among ``world_size``.
+        world_size: readers that share the episodes, so that each is one reader's; both by default those of
+            ``torch.distributed`` where it is initialised. The division does not depend on the seed. Stored,
+            it is fixed, by the lengths of the episodes, and is about what is drawn and iterated over: by
+            number, every rank reads everything.
         buffer_bytes: encoded episodes, in bytes, from which a stream draws; more of them shuffle better. They
             are read before the first batch comes, and again after :meth:`load_state_dict`.
 
@@ -182,6 +189,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         image_keys: Sequence[str | tuple[str, ...]] | None = None,
         num_workers: int | None = None,
         allow_missing: bool = False,
+        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -190,6 +198,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         streaming = streams(streaming, download)
         if images not in ("raw", "encoded"):
             raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
+        skip = check_on_error(on_error)
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
         replacement = check_replacement(
             replacement,
@@ -202,6 +211,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         self.shuffle = bool(shuffle)
         self._slicing = slicing
         share = rank_share(rank, world_size)
+        if sampler is not None and rank is not None:
+            raise ValueError("a sampler of your own draws from all episodes: leave rank and world_size out")
         parts: dict[str, Any] = {
             "writer": writer if writer is not None else ImmutableDatasetWriter(),
             "collate_fn": collate_fn if collate_fn is not None else _identity,
@@ -228,6 +239,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 threads=num_workers,
                 buffer_bytes=buffer_bytes,
                 generator=generator,
+                skip=skip,
             )
             super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
             return
@@ -241,10 +253,15 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             images=images,
             num_workers=num_workers,
             allow_missing=allow_missing,
+            on_error=on_error,
+            ranks=share.of,
         )
+        self.dataset = DatasetStorage(self.path, image_keys)
+        self._settled = False
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
-        self.dataset = DatasetStorage(self.path, image_keys)
+            if share.of > 1:
+                sampler = shared_sampler(sampler, share, self.dataset.manifest)
         there = self.dataset.manifest
         if there.split != split:
             raise ValueError(
@@ -293,6 +310,33 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             raise refusal("The number of episodes is not known")
         return number
 
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Records that could not be read and were left out, with ``on_error="skip"``.
+
+        Of a stream those that this process has come by so far, each once; a state has them too.
+        """
+        if self._streamed is not None:
+            return self._streamed.stream.skipped.all()
+        return self.dataset.manifest.skipped
+
+    @property
+    def label_names(self) -> dict[Key, tuple[str, ...]]:
+        """Names of the classes that the numbers of an entry stand for, by key, in the order of the numbers.
+
+        Those of :meth:`metadata` are in ``replay.dataset.manifest.metadata_label_names``.
+        """
+        if self._streamed is not None:
+            return {key: leaf.labels for key, leaf in self._streamed.leaves.items() if leaf.labels}
+        return dict(self.dataset.manifest.label_names)
+
+    @property
+    def dim_names(self) -> dict[Key, tuple[str, ...]]:
+        """Names of the numbers along an entry's last dimension, such as joints, by key."""
+        if self._streamed is not None:
+            return {key: leaf.names for key, leaf in self._streamed.leaves.items() if leaf.names}
+        return dict(self.dataset.manifest.dim_names)
+
     def episode(self, number: int) -> Any:
         """All steps of one episode, ``[T]``. O(T).
 
@@ -301,6 +345,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
         Raises:
             IndexError: there is no such episode.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = write_arm_dataset(folder.name + "/rlds", episodes=3)
+            >>> replay = OpenXExperienceReplay("arm", streaming=False, source=path, root=folder.name)
+            >>> episode = replay.episode(-1)
+            >>> episode["episode"][0].item(), episode["next", "done"].sum().item()
+            (2, 1)
+            >>> folder.cleanup()
         """
         if self.streaming:
             raise refusal("Episodes cannot be read by their number")
@@ -342,6 +397,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             KeyError: there is no such entry.
             IndexError: there is no such episode.
             ValueError: an entry is text, or no episode is selected.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = write_arm_dataset(folder.name + "/rlds", episodes=3)
+            >>> replay = OpenXExperienceReplay("arm", streaming=False, source=path, root=folder.name)
+            >>> action = replay.stats()["action",]
+            >>> action.mean.shape, bool((action.q01 <= action.q99).all()), action.count == len(replay)
+            (torch.Size([2]), True, True)
+            >>> folder.cleanup()
         """
         if self.streaming:
             raise refusal("Statistics take all steps")
@@ -377,6 +443,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             RuntimeError: ``fn`` failed; names the episode.
             DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
             FileExistsError: ``dest`` holds something else.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> path = write_arm_dataset(folder.name + "/rlds", episodes=3)
+            >>> replay = OpenXExperienceReplay("arm", streaming=False, source=path, root=folder.name)
+            >>> half = replay.preprocess(lambda steps: steps[::2], num_workers=0, dest=folder.name + "/half")
+            >>> [len(half.episode(n)) - (len(replay.episode(n)) + 1) // 2 for n in range(3)]
+            [0, 0, 0]
+            >>> folder.cleanup()
         """
         if self.streaming:
             raise refusal("A changed copy is made of a stored dataset")
@@ -408,14 +485,24 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """
         if self._streamed is not None:
             return self._pass(self._streamed)
+        self._settle()
+        if self._part is not None and not len(self._part):
+            return iter(())
         if self.batch_size is None:
             return self._trajectories()
         if self.sampler.exhaustible:
             return super().__iter__()
-        return (self.sample() for _ in range(max(1, len(self) // self.batch_size)))
+        steps = len(self) if self._part is None else int(self.dataset.bounds[self._part, 1].sum())
+        return (self.sample() for _ in range(max(1, steps // self.batch_size)))
+
+    def _refuse_related(self, also: tuple[SampleTransform, ...] = ()) -> None:
+        """A stream's steps come and go: nothing can be read of those around them."""
+        if also or self._transform.related is not None:
+            raise refusal("A sampling transform reads other steps than those that were drawn")
 
     def _pass(self, sampler: StreamSampler) -> Iterator[Any]:
         """One epoch of a stream."""
+        self._refuse_related()
         count, length = sampler.slicing.num_slices or 1, sampler.slicing.slice_len
         if self.batch_size is not None:
             count, length = sampler.slicing.of(self.batch_size)
@@ -433,10 +520,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         finally:
             run.close()
 
-    def _draw(self, size: int, info_in_sample: bool, collate_fn: Callable[[Any], Any] | None = None) -> Batch:
+    def _draw(
+        self,
+        size: int,
+        info_in_sample: bool,
+        collate_fn: Callable[[Any], Any] | None = None,
+        also: tuple[SampleTransform, ...] = (),
+    ) -> Batch:
         sampler = self._streamed
         if sampler is None:
-            return super()._draw(size, info_in_sample, collate_fn)
+            return super()._draw(size, info_in_sample, collate_fn, also)
+        self._refuse_related(also)
         with self._lock.lock:
             cuts = sampler.slices(*sampler.slicing.of(size))
             return Batch(self._assemble(join(cuts), info_in_sample, collate_fn), {}, False)
@@ -461,10 +555,39 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Take every random draw from another source. A stream begins anew, in the order that it says."""
+        self._settle()
         super().set_rng(generator)
         if self._streamed is not None:
             with self._lock.lock:
                 self._streamed.reseed(seed_of(generator))
+
+    # --- stored, and shared out ------------------------------------------------------------------------
+
+    @property
+    def _part(self) -> Tensor | None:
+        """Numbers of the episodes that this reader draws from and iterates over; None: all."""
+        sampler = self._sampler
+        return sampler.numbers(self.dataset.bounds[:, 1]) if isinstance(sampler, ShareSampler) else None
+
+    def _settle(self) -> None:
+        """In a worker of a ``DataLoader``, take a part of what is stored, if that has not been done yet."""
+        if torch.utils.data.get_worker_info() is not None and not self.streaming and not self._settled:
+            self._settled = True
+            settle_in_worker(self)
+
+    def _next_batch(self, batch_size: int | None, info_in_sample: bool | None = None) -> Batch:
+        self._settle()
+        return super()._next_batch(batch_size, info_in_sample)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of any buffer; where a stream or a share stands included."""
+        self._settle()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As of any buffer; of a share, a state of the same one."""
+        self._settle()
+        super().load_state_dict(state_dict)
 
     def close(self) -> None:
         """End all background threads but those of iterators in use. The dataset can still be used."""
@@ -480,18 +603,23 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 state["_sampler"] = copy.copy(self._streamed)
         return state
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, Any]:
         if self._streamed is None:
-            return super().__repr__()
-        return f"{OpenXExperienceReplay.__name__}({self._streamed!r}, batch_size={self.batch_size})"
+            return {"dataset_id": self.dataset_id, **super()._facts()}
+        told: dict[str, Any] = {"dataset_id": self.dataset_id, "stream": self._streamed}
+        if len(self._transform):
+            told["transform"] = self._transform
+        return {**told, "batch_size": self._batch_size}
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
+        part = self._part
         if isinstance(self._storage, TrajectoryRows):
-            return map(self.__getitem__, order(self.num_episodes, self.shuffle, self.generator).tolist())
-        groups = trajectories(
-            self.dataset.bounds, self._slicing, shuffle=self.shuffle, generator=self.generator
-        )
+            numbers = torch.arange(self.num_episodes) if part is None else part
+            turns = order(len(numbers), self.shuffle, self.generator)
+            return map(self.__getitem__, numbers[turns].tolist())
+        bounds = self.dataset.bounds if part is None else self.dataset.bounds[part]
+        groups = trajectories(bounds, self._slicing, shuffle=self.shuffle, generator=self.generator)
         return map(self._slices, groups)
 
     def _slices(self, parts: list[Tensor]) -> Any:
@@ -521,3 +649,5 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
 class _StreamedReplay(OpenXExperienceReplay, IterableDataset[Any]):
     """A streamed dataset: nothing but what tells a ``DataLoader`` to iterate, and not to ask for items."""
+
+    _known_as = OpenXExperienceReplay.__name__

@@ -125,3 +125,6 @@ class TrajectoryRows(Storage):
 
     def __reduce__(self) -> tuple[type[TrajectoryRows], tuple[DatasetStorage]]:
         return type(self), (self.steps,)
+
+    def _facts(self) -> dict[str, Any]:
+        return {"len": len(self), "longest": self.longest, "steps": self.steps}

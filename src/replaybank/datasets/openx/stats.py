@@ -48,6 +48,13 @@ class EntryStats:
         q99: the quantile 0.99.
         count: steps that have the entry.
         left_out: values that are NaN or infinite.
+
+    Example:
+        >>> import torch
+        >>> mean, std, low, high = (torch.tensor([value]) for value in (2.0, 0.5, 1.0, 3.0))
+        >>> stats = EntryStats(mean, std, min=low, max=high, q01=low, q99=high, count=9)
+        >>> ((torch.tensor([2.5]) - stats.mean) / stats.std).tolist()
+        [1.0]
     """
 
     mean: Tensor
@@ -137,12 +144,34 @@ def _stats_of(dataset: DatasetStorage, key: Key, episodes: Tensor | None) -> Ent
         values = np.concatenate(
             [_values(dataset, key, run)[:, part] for run in runs] or [np.zeros((0, part.stop - first))]
         )
-        for number in range(part.stop - first):
-            column = values[:, number]
-            good = column[np.isfinite(column)]
-            left_out += len(column) - len(good)
-            results[:, first + number] = _of_values(good)
+        left_out += _of_columns(values, results[:, part])
     return _made(results, leaf.shape, count, left_out)
+
+
+def stats_of_values(values: npt.NDArray[Any]) -> EntryStats:
+    """Statistics of values that are at hand. O(steps log steps) for each number.
+
+    Args:
+        values: ``[steps, *shape]``, numbers of any dtype.
+
+    >>> stats_of_values(np.array([[0.0], [1.0], [np.nan]])).mean, stats_of_values(np.zeros((2, 1))).std
+    (tensor([0.5000], dtype=torch.float64), tensor([0.], dtype=torch.float64))
+    """
+    flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
+    results = np.zeros((6, flat.shape[1]))
+    left_out = _of_columns(flat, results)
+    return _made(results, values.shape[1:], len(values), left_out)
+
+
+def _of_columns(values: npt.NDArray[np.float64], results: npt.NDArray[np.float64]) -> int:
+    """Fill ``results[:, n]`` with what ``values[:, n]`` are like; how many of all are no numbers."""
+    left_out = 0
+    for number in range(values.shape[1]):
+        column = values[:, number]
+        good = column[np.isfinite(column)]
+        left_out += len(column) - len(good)
+        results[:, number] = _of_values(good)
+    return left_out
 
 
 def _runs(dataset: DatasetStorage, key: Key, episodes: Tensor | None) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.datasets.openx.files import (
     ANEW,
     EPISODE_BYTES,
@@ -186,6 +187,10 @@ class DatasetStorage(Storage):
         """Keys of the stored leaves, text included (as numbers of strings)."""
         return [*self._keys, *self._encoded]
 
+    def encoded_frames(self, key: Key) -> StoredFrames | None:
+        """The frames of a camera that are kept as JPEG or PNG bytes; None of any other leaf."""
+        return self._encoded.get(key)
+
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One stored leaf of some steps. O(steps); ends and episode numbers without touching the rows."""
         if key in self._encoded:
@@ -297,3 +302,14 @@ class DatasetStorage(Storage):
 
     def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path, Sequence[str | Key] | None]]:
         return type(self), (self.folder, self._image_keys)
+
+    def _facts(self) -> dict[str, Any]:
+        manifest = self.manifest
+        cameras = [key for key in self.leaf_keys() if manifest.kinds.get(key) == "image"]
+        told: dict[str, Any] = {"name": manifest.name, "split": manifest.split}
+        told |= {"episodes": len(self.bounds), "steps": self.rows}
+        if cameras:
+            told["cameras"] = showing.keys(
+                [key for key in cameras if key in self._encoded or key in self._keys]
+            )
+        return {**told, "disk": showing.memory(sum(manifest.sizes().values())), "folder": str(self.folder)}

@@ -14,6 +14,9 @@ from replaybank.samplers.slice import SliceSampler
 from replaybank.samplers.slice_without_replacement import SliceSamplerWithoutReplacement
 from replaybank.samplers.without_replacement import SamplerWithoutReplacement
 
+OURS = frozenset({RandomSampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement})
+"""The samplers that arguments ask for."""
+
 
 def sampler_for(slicing: Slicing, *, shuffle: bool, replacement: bool) -> Sampler:
     """The sampler that the arguments ask for."""

@@ -61,6 +61,28 @@ class StoredFrames:
         self._decode(flat.tolist(), [[pixels[k : k + 1]] for k in range(len(flat))])
         return out.view(*steps.shape, *self._leaf.shape)
 
+    @property
+    def bgr(self) -> bool:
+        """Whether the bytes have blue first."""
+        return self._bgr
+
+    def contents(self, steps: Tensor) -> list[memoryview]:
+        """The bytes of frames as they are stored, none where there is no frame. O(steps).
+
+        Args:
+            steps: int64 ``[n]``, each the number of a step.
+
+        Raises:
+            DataFormatError: a frame lies outside its file.
+        """
+        ends = self._ends[steps].tolist()
+        starts = torch.where(steps > 0, self._ends[(steps - 1).clamp(min=0)], 0).tolist()
+        spans = list(zip(steps.tolist(), starts, ends, strict=True))
+        for number, start, end in spans:
+            if not 0 <= start <= end <= len(self._bytes):
+                raise DataFormatError(f"{self._folder}: step {number}: its frame lies nowhere; {ANEW}")
+        return [self._bytes[start:end] for _, start, end in spans]
+
     def with_next(self, steps: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Frames of steps and of the steps behind them, each decoded once. O(pixels).
 
@@ -88,23 +110,18 @@ class StoredFrames:
 
     def _decode(self, steps: Sequence[int], places: Sequence[Sequence[npt.NDArray[Any]]]) -> None:
         """Put the frame of each step into all of its places, ``[1, C, H, W]``."""
-        numbers = torch.tensor(steps, dtype=torch.int64)
-        ends = self._ends[numbers].tolist()
-        starts = torch.where(numbers > 0, self._ends[(numbers - 1).clamp(min=0)], 0).tolist()
+        contents = self.contents(torch.tensor(steps, dtype=torch.int64))
         shape, dtype = (1, *self._spec.shape), self._spec.dtype
         name = f"{self._folder}: {'/'.join(self._leaf.key)}: step "
 
         def decode(k: int) -> None:
-            start, end = starts[k], ends[k]
-            if not 0 <= start <= end <= len(self._bytes):
-                raise DataFormatError(f"{self._folder}: step {steps[k]}: its frame lies nowhere; {ANEW}")
-            if start == end:
+            if not contents[k]:
                 for place in places[k]:
                     place[...] = 0
                 return
             assert dtype is not None
             room = room_for("pixels", shape, dtype)
-            pixels = decode_frames([self._bytes[start:end]], self._spec, f"{name}{steps[k]}", room=room)
+            pixels = decode_frames([contents[k]], self._spec, f"{name}{steps[k]}", room=room)
             if self._bgr:
                 pixels = swapped(pixels)
             for place in places[k]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from replaybank.datasets.openx.sharding import Piece, Share, pieces
 from replaybank.datasets.openx.shuffle import Reservoir, below, permutation, swap_out
+from replaybank.datasets.openx.skipping import LeftOut, SkippedRecords, records
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Shard, held_bytes
 from replaybank.errors import DataFormatError
 
@@ -39,6 +40,7 @@ class Pick(NamedTuple):
     Args:
         episode: as its source gives it.
         number: of the episode in the dataset.
+        origin: its shard and record.
         epoch: in which it was drawn.
         arrived: shard and record of what was read before it was drawn.
         place: where it was in the reservoir.
@@ -48,6 +50,7 @@ class Pick(NamedTuple):
 
     episode: Episode
     number: int
+    origin: tuple[int, int]
     epoch: int
     arrived: tuple[tuple[int, int], ...]
     place: int
@@ -134,13 +137,19 @@ class EpisodeStream:
         seed: fixes the order. Which episodes belong to which share does not depend on it.
         shuffle: False: in the order of the files.
         buffer_bytes: encoded bytes that wait in the reservoir, at least: the last one read comes on top.
+        skip: leave out records that cannot be read, and count them, instead of raising.
 
     Raises:
         DataFormatError: the source has no episodes, or more than can be numbered.
     """
 
-    def __init__(self, source: EpisodeSource, *, seed: int, shuffle: bool, buffer_bytes: int) -> None:
+    def __init__(
+        self, source: EpisodeSource, *, seed: int, shuffle: bool, buffer_bytes: int, skip: bool = False
+    ) -> None:
         self.source = source
+        self.skip = skip
+        self.skipped = SkippedRecords()
+        """Records that were left out so far."""
         self.seed = seed
         self.shuffle = shuffle
         self.buffer_bytes = buffer_bytes if shuffle else 0
@@ -159,7 +168,7 @@ class EpisodeStream:
             raise DataFormatError(f"{source.name}: {len(self.shards)} shards are more than can be numbered")
 
     def seeded(self, seed: int) -> EpisodeStream:
-        """The same episodes in another order."""
+        """The same episodes in another order; what is left out is counted together."""
         other = copy.copy(self)
         other.seed = seed
         return other
@@ -211,7 +220,8 @@ class EpisodeStream:
             count += 1
             new = tuple(arrived)
             arrived.clear()
-            return Pick(episode, self.number_of(shard, record), epoch, new, taken, *place)
+            number = self.number_of(shard, record)
+            return Pick(episode, number, (shard, record), epoch, new, taken, *place)
 
         for shard, record, episode in self._again(cursor.waiting):
             reservoir.add((shard, record, episode), held_bytes(episode))
@@ -220,40 +230,47 @@ class EpisodeStream:
         for at in range(cursor.piece, len(mine)):
             piece = mine[at]
             first = cursor.record if at == cursor.piece and cursor.record >= 0 else piece.start
-            for record, episode in self._read(piece, first):
+            for record, read in self._read(piece, first):
                 place = at, record + piece.stride
+                if read is None:
+                    continue
                 arrived.append((piece.shard, record))
-                reservoir.add((piece.shard, record, episode), held_bytes(episode))
+                reservoir.add((piece.shard, record, read), held_bytes(read))
                 while reservoir.full:
                     yield draw()
         while len(reservoir):
             yield draw()
 
-    def _read(self, piece: Piece, first: int) -> Iterator[tuple[int, Episode]]:
-        """The records of a piece from one on."""
+    def _read(self, piece: Piece, first: int) -> Iterator[tuple[int, Episode | None]]:
+        """The records of a piece from one on; None for those that are left out."""
         shard = self.shards[piece.shard]
         to_the_end = piece.stop is None or piece.stop == shard.episodes
         if piece.stop is not None and first >= piece.stop:
             return
-        record = first
-        with _closing(self.source.episodes(shard, first)) as episodes:
+        following = first
+        with contextlib.closing(records(self.source, shard, first, skip=self.skip)) as found:
             try:
-                for episode in episodes:
+                for record, episode in found:
                     if piece.stop is not None and record >= piece.stop:
-                        raise DataFormatError(
-                            f"{shard.path} has more than the {shard.episodes} episodes that are declared"
-                        )
+                        reason = f"{shard.path} has more than the {shard.episodes} episodes that are declared"
+                        if not self.skip:
+                            raise DataFormatError(reason)
+                        self.skipped.note(shard, record, reason)
+                        return
                     if (record - piece.start) % piece.stride == 0:
-                        yield record, episode
-                    record += 1
-                    if record == piece.stop and not to_the_end:
+                        if isinstance(episode, LeftOut):
+                            self.skipped.note(shard, record, episode.reason)
+                        yield record, None if isinstance(episode, LeftOut) else episode
+                    following = record + 1
+                    if following == piece.stop and not to_the_end:
                         return
             except IndexError:  # there is no record `first`
-                if record != first:
+                if following != first:
                     raise
-        if piece.stop is not None and record < piece.stop:
+        if piece.stop is not None and following < piece.stop and not self.skip:
             raise DataFormatError(
-                f"{shard.path} ends after {record} episodes, {shard.episodes} are declared: it is incomplete"
+                f"{shard.path} ends after {following} episodes, {shard.episodes} are declared: "
+                "it is incomplete"
             )
 
     def _again(self, waiting: list[tuple[int, int]]) -> Iterator[tuple[int, int, Episode]]:
@@ -268,11 +285,14 @@ class EpisodeStream:
                     break
                 run.add(record)
             wanted = wanted[len(run) :]
-            with _closing(self.source.episodes(self.shards[shard], first)) as episodes:
-                for record, episode in enumerate(episodes, first):
+            read = records(self.source, self.shards[shard], first, skip=self.skip)
+            with contextlib.closing(read) as again:
+                for record, episode in again:
                     if record in run:
+                        if isinstance(episode, LeftOut):  # it could be read when the state was taken
+                            raise DataFormatError(episode.reason)
                         found[shard, record] = episode
-                    if record == max(run):
+                    if record >= max(run):
                         break
             if (shard, max(run)) not in found:
                 raise DataFormatError(
@@ -281,17 +301,6 @@ class EpisodeStream:
                 )
         for shard, record in waiting:
             yield shard, record, found[shard, record]
-
-
-@contextlib.contextmanager
-def _closing(episodes: Iterator[Episode]) -> Iterator[Iterator[Episode]]:
-    """See to it that a file is closed when nothing more is read of it."""
-    try:
-        yield episodes
-    finally:
-        close = getattr(episodes, "close", None)
-        if close is not None:
-            close()
 
 
 def endless(stream: EpisodeStream, cursor: Cursor) -> Iterator[Pick]:
@@ -307,4 +316,8 @@ def endless(stream: EpisodeStream, cursor: Cursor) -> Iterator[Pick]:
             empty = 0
             yield pick
         cursor = Cursor(cursor.series, cursor.epoch + 1, cursor.share)
-    raise DataFormatError(f"{stream.source.name}: there are no episodes in {cursor.share}")
+    left_out = len(stream.skipped.all())
+    raise DataFormatError(
+        f"{stream.source.name}: there are no episodes in {cursor.share}"
+        + (f"; {left_out} records that cannot be read were left out" if left_out else "")
+    )

@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from replaybank import showing
 from replaybank.datasets.openx.ahead import Ahead
 from replaybank.datasets.openx.cut import Cut, Cutter, stream_leaves
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.sharding import Share, worker_share
+from replaybank.datasets.openx.skipping import SkippedRecords
 from replaybank.datasets.openx.slabs import Slabs
 from replaybank.datasets.openx.sources.base import EpisodeSource, Key
 from replaybank.datasets.openx.stream import Cursor, EpisodeStream, Pick, endless
@@ -140,25 +142,38 @@ class StreamRun:
         self, stream: EpisodeStream, cutter: Cutter, cursor: Cursor, *, forever: bool, threads: int
     ) -> None:
         self.cursor = cursor
+        self.resumed = cursor.count > 0
+        """Whether it began in the midst of an epoch."""
         self._cutter = cutter
-        self._form: tuple[int, int | None] = (1, None)
+        self._form: tuple[int, int | None] | None = (1, None)
         self._slabs: Slabs | None = None
         self._next = 0  # number of the slice that comes next
         self._taken: list[Pick] = []
+        self._stream = stream
+        self.given = 0
+        """Slices so far."""
         picks = endless(stream, cursor.copy()) if forever else stream.epoch(cursor.copy())
-        self._line: Ahead[tuple[int, Pick], Cut] = Ahead(
+        self._line: Ahead[tuple[int, Pick], Cut | None] = Ahead(
             _numbered(picks), *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
         )
         weakref.finalize(self, self._line.close)
 
     def _work(self, length: int | None) -> tuple[Any, Any]:
         """What makes a slice of an episode, and what says how many bytes it will have."""
-        cutter, slabs = self._cutter, self._slabs
+        cutter, stream, slabs = self._cutter, self._stream, self._slabs
 
-        def cut(numbered: tuple[int, Pick]) -> Cut:
+        def cut(numbered: tuple[int, Pick]) -> Cut | None:
+            """A slice; None where an episode's frames or values turn out to be damaged, and are left out."""
             number, pick = numbered
             slab, place = (None, 0) if slabs is None else slabs.place(number)
-            return cutter.cut(pick, length, slab, place)
+            try:
+                return cutter.cut(pick, length, slab, place)
+            except DataFormatError as error:
+                if not stream.skip:
+                    raise
+                shard, record = pick.origin
+                stream.skipped.note(stream.shards[shard], record, str(error))
+                return None
 
         return cut, lambda numbered: cutter.size(numbered[1], length)
 
@@ -189,15 +204,25 @@ class StreamRun:
         cuts: list[Cut] = []
         try:
             while len(cuts) < count and (prepared := self._line.next()) is not None:
-                self._next += 1
-                self._taken.append(prepared[0][1])
-                cuts.append(prepared[1])
+                (number, pick), cut = prepared
+                self._next = number + 1
+                self._taken.append(pick)
+                if cut is not None:
+                    cuts.append(cut)
+                    continue
+                self._form = None  # batches begin elsewhere from now on
+                if not cuts and pick.epoch > self._taken[0].epoch + 1:
+                    raise DataFormatError(
+                        f"{self._stream.source.name}: no episode of a whole epoch can be read, the last one: "
+                        f"{self._stream.skipped.all()[-1].reason}"
+                    )
         except BaseException:
             self._taken.clear()
             self.close()
             raise
         if self._slabs is not None:
             self._slabs.done(self._next)
+        self.given += len(cuts)
         return cuts
 
     def commit(self) -> None:
@@ -332,7 +357,8 @@ class StreamSampler(Sampler):
         Raises:
             DataFormatError: it had everything, and that was nothing.
         """
-        if not run.cursor.count and run.cursor.share.of == 1:
+        run.commit()
+        if not run.given and not run.resumed and run.cursor.share.of == 1:
             raise DataFormatError(f"{self.stream.source.name}: there are no episodes")
         if self._iterated is run.cursor:
             self._iterated = None
@@ -375,6 +401,7 @@ class StreamSampler(Sampler):
             "epochs": int(self._epochs[worker % (1 + WORKERS)]),
             "iterated": None if self._iterated is None else self._iterated.state_dict(),
             "sampled": None if self._sampled is None else self._sampled.state_dict(),
+            "skipped": self.stream.skipped.state(),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -403,11 +430,13 @@ class StreamSampler(Sampler):
         seed, epochs = state_dict["seed"], state_dict["epochs"]
         if type(seed) is not int or type(epochs) is not int or min(seed, epochs) < 0:
             raise ValueError(f"The state is damaged: seed={seed!r}, epochs={epochs!r}.")
+        skipped = SkippedRecords.check(state_dict.get("skipped", []))
         cursors = [
             None if state_dict[name] is None else Cursor.of_state(state_dict[name], self.stream)
             for name in ("sampled", "iterated")
         ]
         self._begin(self.stream.seeded(seed))
+        self.stream.skipped.take_over(skipped)
         self._sampled, self._iterated = cursors
         self._loaded = {SAMPLED: True, ITERATED: True}
         self._epochs[worker_share(self.share)[1] % (1 + WORKERS)] = epochs
@@ -422,9 +451,24 @@ class StreamSampler(Sampler):
         vars(self).update(state)
         self._epochs.share_memory_()
 
-    def __repr__(self) -> str:
-        source = self.stream.source
-        return f"{type(self).__name__}({source.name!r}, {self.share})"
+    def _facts(self) -> dict[str, Any]:
+        stream = self.stream
+        told: dict[str, Any] = {"source": stream.source.name}
+        split = getattr(stream.source, "split", None)
+        if split is not None:
+            told["split"] = split
+        if stream.episodes is not None:
+            told["episodes"] = stream.episodes
+        for name in ("num_slices", "slice_len", "pad"):
+            value = getattr(self.slicing, name)
+            if value is not None:
+                told[name] = value
+        if self.share.of > 1:
+            told["share"] = showing.Words(f"{self.share.number} of {self.share.of}")
+        told["shuffle"] = stream.shuffle
+        if stream.shuffle:
+            told["buffer"] = showing.memory(stream.buffer_bytes)
+        return told
 
 
 def refuse_parts(**parts: Any) -> None:
@@ -451,6 +495,7 @@ def stream_sampler(
     threads: int | None,
     buffer_bytes: int,
     generator: torch.Generator | None,
+    skip: bool,
 ) -> StreamSampler:
     """What draws from a source as the arguments ask for.
 
@@ -463,6 +508,6 @@ def stream_sampler(
     ahead = 1 if prefetch is None else whole("prefetch", prefetch, 0)
     workers = None if threads is None else whole("num_workers", threads, 0)
     size = whole("buffer_bytes", buffer_bytes, 0)
-    leaves = stream_leaves(source, cameras)
-    stream = EpisodeStream(source, seed=seed_of(generator), shuffle=shuffle, buffer_bytes=size)
+    leaves = stream_leaves(source, cameras, skip=skip)
+    stream = EpisodeStream(source, seed=seed_of(generator), shuffle=shuffle, buffer_bytes=size, skip=skip)
     return StreamSampler(stream, leaves, slicing, share=share, prefetch=ahead, threads=workers)

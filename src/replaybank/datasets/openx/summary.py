@@ -31,6 +31,7 @@ from replaybank.datasets.openx.sources.base import (
     Images,
     Key,
     kind_of,
+    metadata_fields_of,
     notes_of,
 )
 from replaybank.datasets.openx.sources.files import is_url, size_of
@@ -49,12 +50,16 @@ class FieldSummary:
         kind: ``"tensor"``, ``"text"`` or ``"image"``.
         shape: shape of one value; images ``(H, W, C)``, once converted ``(C, H, W)``.
         dtype: name of the dtype, ``"str"`` for text.
+        labels: names of the classes that its numbers stand for, in their order; empty if it is no class.
+        names: names of its numbers, such as joints; empty where they have none.
     """
 
     key: Key
     kind: str
     shape: tuple[int, ...]
     dtype: str
+    labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,47 +187,72 @@ def summarise_source(
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
-    path: str = getattr(source, "path", "")
-    split: str = getattr(source, "split", "train")
     shards = source.shards()
-    lengths: list[int] = []
-    texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
-    cameras = {key: _Camera(key) for key, spec in source.fields.items() if spec.kind == "image"}
-    missing: Counter[Key] = Counter()
-    faults: Counter[str] = Counter()
+    tally = SourceTally(source)
     for done, shard in enumerate(shards, 1):
         for episode in source.episodes(shard):
-            lengths.append(episode.length)
-            missing.update(episode.missing)
-            faults.update(episode.faults)
-            _note(episode, texts, cameras)
+            tally.add(episode)
         if on_progress is not None:
             on_progress(done, len(shards))
-    return DatasetSummary(
-        path=path,
-        form=getattr(source, "form", kind_of(source)),
-        name=source.name,
-        version=str(getattr(source, "version", "")),
-        split=split,
-        splits=tuple(getattr(source, "splits", (split,))),
-        complete=True,
-        bytes=folder_bytes(path) if path else None,
-        fields=_fields(source.fields),
-        metadata_fields=_fields(getattr(source, "metadata_fields", {})),
-        lengths=tuple(lengths),
-        images=tuple(camera.summary() for camera in cameras.values() if camera.frames),
-        texts=texts,
-        notes=(
-            *notes_of(source),
-            *(f"{'/'.join(key)} is missing in {n} episodes" for key, n in missing.items()),
-            *(_times(fault, n) for fault, n in sorted(faults.items())),
-            *_known_defects(source),
-        ),
-    )
+    return tally.summary()
 
 
-def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
+class SourceTally:
+    """Counts what is in the episodes of a source as they are read. Not thread-safe.
+
+    Args:
+        source: the dataset and its split.
+    """
+
+    def __init__(self, source: EpisodeSource) -> None:
+        self._source = source
+        self._lengths: list[int] = []
+        self._texts = {key: Counter[str]() for key, spec in source.fields.items() if spec.kind == "text"}
+        self._cameras = {key: _Camera(key) for key, spec in source.fields.items() if spec.kind == "image"}
+        self._missing: Counter[Key] = Counter()
+        self._faults: Counter[str] = Counter()
+
+    def add(self, episode: Episode) -> None:
+        """Count one more. O(steps); the first frame of each camera is decoded."""
+        self._lengths.append(episode.length)
+        self._missing.update(episode.missing)
+        self._faults.update(episode.faults)
+        _note(episode, self._texts, self._cameras)
+
+    def summary(self) -> DatasetSummary:
+        """What there was in the episodes so far."""
+        source = self._source
+        path: str = getattr(source, "path", "")
+        split: str = getattr(source, "split", "train")
+        return DatasetSummary(
+            path=path,
+            form=getattr(source, "form", kind_of(source)),
+            name=source.name,
+            version=str(getattr(source, "version", "")),
+            split=split,
+            splits=tuple(getattr(source, "splits", (split,))),
+            complete=True,
+            bytes=folder_bytes(path) if path else None,
+            fields=_fields(source.fields),
+            metadata_fields=_fields(metadata_fields_of(source)),
+            lengths=tuple(self._lengths),
+            images=tuple(camera.summary() for camera in self._cameras.values() if camera.frames),
+            texts=self._texts,
+            notes=(
+                *notes_of(source),
+                *(f"{'/'.join(key)} is missing in {n} episodes" for key, n in self._missing.items()),
+                *(_times(fault, n) for fault, n in sorted(self._faults.items())),
+                *_known_defects(source),
+            ),
+        )
+
+
+def summarise_converted(path: str | PathLike[str], *, texts: bool = True) -> DatasetSummary:
     """Say what is in a converted dataset, or in what an unfinished conversion has made of it. O(steps).
+
+    Args:
+        path: its folder.
+        texts: False: without looking at the texts, which are all that is read of the steps.
 
     Raises:
         DataFormatError: a file is damaged.
@@ -231,14 +261,14 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
     folder = Path(path)
     complete = (folder / MANIFEST).is_file()
     notes: list[str] = []
-    texts: dict[Key, Counter[str]] = {}
+    counted: dict[Key, Counter[str]] = {}
     lengths: list[int] = []
     if complete:
         storage = DatasetStorage(folder)
         manifest, lengths = storage.manifest, storage.bounds[:, 1].tolist()
         for key, kind in manifest.kinds.items():
-            if kind == "text":
-                texts[key] = _episodes_of_texts(storage, key)
+            if texts and kind == "text":
+                counted[key] = _episodes_of_texts(storage, key)
     else:
         manifest = read_progress(folder)
         if manifest.episodes:  # else the file may not be there yet
@@ -259,17 +289,22 @@ def summarise_converted(path: str | PathLike[str]) -> DatasetSummary:
         complete=complete,
         bytes=folder_bytes(folder),
         fields=tuple(_stored_fields(manifest)),
-        metadata_fields=tuple(_stored_metadata(folder)) if lengths else (),
+        metadata_fields=tuple(_stored_metadata(folder, manifest)) if lengths else (),
         lengths=tuple(lengths),
         images=tuple(_stored_images(folder, manifest)),
-        texts=texts,
+        texts=counted,
         notes=(*notes, *_faults(manifest)),
     )
 
 
 def _known_defects(source: EpisodeSource) -> list[str]:
     """What the catalog says of a dataset; of copies in other forms it knows nothing."""
-    facts = datasets().get(source.name) if getattr(source, "form", None) in AS_PUBLISHED else None
+    return defects_of(source.name) if getattr(source, "form", None) in AS_PUBLISHED else []
+
+
+def defects_of(name: str) -> list[str]:
+    """What the catalog says to be wrong with a dataset as it was published, a sentence each."""
+    facts = datasets().get(name)
     if facts is None:
         return []
     swapped = [f"{camera} has blue first; conversion puts it right" for camera in facts.bgr]
@@ -280,7 +315,8 @@ def _stored_fields(manifest: Manifest) -> Iterator[FieldSummary]:
     for leaf in manifest.leaves:
         kind = manifest.kinds.get(leaf.key, "tensor")
         dtype = "str" if kind == "text" else str(leaf.dtype).removeprefix("torch.")
-        yield FieldSummary(leaf.key, kind, leaf.shape, dtype)
+        labels, names = manifest.label_names.get(leaf.key, ()), manifest.dim_names.get(leaf.key, ())
+        yield FieldSummary(leaf.key, kind, leaf.shape, dtype, labels, names)
 
 
 def _stored_images(folder: Path, manifest: Manifest) -> Iterator[ImageSummary]:
@@ -296,7 +332,7 @@ def _stored_images(folder: Path, manifest: Manifest) -> Iterator[ImageSummary]:
             yield ImageSummary(leaf.key, form, height, width, channels, size / manifest.steps)
 
 
-def _stored_metadata(folder: Path) -> Iterator[FieldSummary]:
+def _stored_metadata(folder: Path, manifest: Manifest) -> Iterator[FieldSummary]:
     """The entries of the first episode, whose values tell their kinds: JSON has no others."""
     with (folder / METADATA).open(encoding="utf-8") as file:
         entries = json.loads(file.readline() or "{}").get("metadata", [])
@@ -304,7 +340,8 @@ def _stored_metadata(folder: Path) -> Iterator[FieldSummary]:
         array = np.asarray(value)
         text = array.dtype.kind not in "bif"
         dtype = "str" if text else array.dtype.name
-        yield FieldSummary(tuple(key), "text" if text else "tensor", array.shape, dtype)
+        labels = manifest.metadata_label_names.get(tuple(key), ())
+        yield FieldSummary(tuple(key), "text" if text else "tensor", array.shape, dtype, labels)
 
 
 def _episodes_of_texts(storage: DatasetStorage, key: Key) -> Counter[str]:
@@ -387,6 +424,13 @@ def _note(episode: Episode, texts: Mapping[Key, Counter[str]], cameras: Mapping[
 
 def _fields(fields: Mapping[Key, FieldSpec]) -> tuple[FieldSummary, ...]:
     return tuple(
-        FieldSummary(key, spec.kind, spec.shape, "str" if spec.dtype is None else spec.dtype.name)
+        FieldSummary(
+            key,
+            spec.kind,
+            spec.shape,
+            "str" if spec.dtype is None else spec.dtype.name,
+            spec.labels,
+            spec.names,
+        )
         for key, spec in fields.items()
     )

@@ -47,6 +47,8 @@ class Leaf:
         shape: shape of one step's value; images are ``(C, H, W)``. -1: known only from an episode.
         ragged: how many of the first dimensions are of lists that differ in length: smaller arrays are padded
             with zeros.
+        labels: names of the classes that the numbers stand for, if they are classes.
+        names: names of the numbers along the last dimension, if they have some.
     """
 
     key: Key
@@ -55,6 +57,8 @@ class Leaf:
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...]
     ragged: int = 0
+    labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def ted_leaves(fields: Mapping[Key, FieldSpec]) -> dict[Key, Leaf]:
         shape = spec.shape
         if spec.kind == "image":
             shape = (shape[2], shape[0], shape[1])
-        leaves[key] = Leaf(key, source, spec.kind, spec.dtype, shape, spec.ragged)
+        leaves[key] = Leaf(key, source, spec.kind, spec.dtype, shape, spec.ragged, spec.labels, spec.names)
     leaves[NEXT_REWARD] = Leaf(
         NEXT_REWARD,
         ("reward",) if reward else None,

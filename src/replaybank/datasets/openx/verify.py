@@ -24,7 +24,7 @@ from replaybank.datasets.openx.files import (
     read_manifest,
 )
 from replaybank.datasets.openx.frames import extend_crc32c
-from replaybank.datasets.openx.sources.base import EpisodeSource, Images, Shard, notes_of
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Images, Shard, notes_of
 from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.errors import CorruptRecordError, DataFormatError
@@ -118,21 +118,34 @@ def verify(
 
 def _good_episodes(source: EpisodeSource, shard: Shard, problems: list[Problem]) -> Iterator[int]:
     """Lengths of the episodes of a shard that are whole; what is wrong with others is noted."""
+    for record, episode in readable_episodes(source, shard, problems):
+        wrong = [
+            Problem(f"{shard.path} record {record}", str(error))
+            for column in episode.steps.values()
+            if not isinstance(column, (np.ndarray, list))
+            for error in _undecodable(column)
+        ]
+        problems += wrong
+        if not wrong:
+            yield episode.length
+
+
+def readable_episodes(
+    source: EpisodeSource, shard: Shard, problems: list[Problem]
+) -> Iterator[tuple[int, Episode]]:
+    """The episodes of a shard that can be read, with the numbers of their records. No frame is decoded.
+
+    Args:
+        source: of the episodes.
+        shard: the shard.
+        problems: what is wrong with other records is added to it.
+    """
     record, failed = 0, -1
     while True:
         try:
             for episode in source.episodes(shard, record):
-                place = f"{shard.path} record {record}"
                 record += 1
-                wrong = [
-                    Problem(place, str(error))
-                    for column in episode.steps.values()
-                    if not isinstance(column, (np.ndarray, list))
-                    for error in _undecodable(column)
-                ]
-                problems += wrong
-                if not wrong:
-                    yield episode.length
+                yield record - 1, episode
             return
         except DataFormatError as error:
             at = error.record if isinstance(error, CorruptRecordError) else record

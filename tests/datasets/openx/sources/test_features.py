@@ -154,7 +154,7 @@ def test_a_class_that_is_not_ours_is_unknown_by_name_and_nothing_is_imported(
 
     monkeypatch.setattr(importlib, "import_module", noted)
     monkeypatch.setattr(builtins, "__import__", noted)
-    for name in ("os.system", "os.Tensor", "tensorflow_datasets.core.features.Audio", "Tensor"):
+    for name in ("os.system", "os.Tensor", "tensorflow_datasets.core.features.Smell", "Tensor"):
         new: dict[str, Any] = {"pythonClassName": name, "tensor": {}}
         for feature in (new, {"type": name, "content": "{}"}):
             with pytest.raises(UnsupportedFeatureError) as error:
@@ -172,12 +172,17 @@ def test_a_class_that_is_not_ours_is_unknown_by_name_and_nothing_is_imported(
         (tensor(["257"], "string"), r"text of shape \(257,\) is not read: .* of 1 to 256"),
         (tensor(["2147483647"] * 4, "string"), "text of shape"),
         ({"sequence": {"feature": tensor(["-1"], "int8")}}, r"values of shape \(-1,\) .* in a sequence"),
-        ({"sequence": {"feature": {"image": {}}}}, "sequences of images are not read"),
-        ({"video": {"sequence": {"feature": {"image": {}}}}}, "videos are not read"),
+        ({"sequence": {"feature": {"image": {}}}}, r"\? frames a step are not read: .* known, 1 to 256"),
+        ({"sequence": {"feature": {"image": {}}, "length": "257"}}, "257 frames a step are not read"),
+        ({"sequence": {"feature": {"image": {}}, "length": "0"}}, "0 frames a step are not read"),
+        ({"video": {}}, r"\? frames a step are not read"),
+        ({"video": {"shape": {"dimensions": ["4", "8", "8"]}}}, r"a video has no shape \(4, 8, 8\)"),
+        ({"video": {"dtype": "int64"}}, "videos of dtype int64 are not read"),
+        ({"audio": {"lazyDecode": True}}, "files of sound are not read"),
         ({"image": {"dtype": "int64"}}, "images of dtype int64 are not read"),
         (
-            {"audio": {}},
-            r"of class \(not named\), encoding none: nothing known among its entries \['audio'\]",
+            {"smell": {}},
+            r"of class \(not named\), encoding none: nothing known among its entries \['smell'\]",
         ),
     ],
 )

@@ -24,12 +24,16 @@ class FieldSpec:
         dtype: dtype of the values once decoded; ``None`` for text.
         ragged: how many of the first dimensions are of lists that differ in length from step to step: arrays
             are padded with zeros behind to the longest of their episode, so those of another may be larger.
+        labels: names of the classes that its numbers stand for, in their order; empty if it is no class.
+        names: names of the numbers along its last dimension, such as joints; empty where they have none.
     """
 
     kind: Literal["tensor", "text", "image"]
     shape: tuple[int, ...]
     dtype: np.dtype[Any] | None
     ragged: int = field(default=0, repr=False)
+    labels: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    names: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 class Images(Protocol):
@@ -42,8 +46,8 @@ class Images(Protocol):
         """Number of frames, one a step."""
         ...
 
-    def encoded(self) -> Sequence[bytes]:
-        """The frames as they are stored (JPEG or PNG), one ``bytes`` a step."""
+    def encoded(self, start: int = 0, stop: int | None = None) -> Sequence[bytes]:
+        """Frames ``start`` to ``stop`` as they are stored (JPEG or PNG), one ``bytes`` a step."""
         ...
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
@@ -120,6 +124,13 @@ def notes_of(source: EpisodeSource) -> tuple[str, ...]:
     """What an origin found to be not as declared; of the one inside where it only changes another."""
     inner = getattr(source, "source", None)
     return tuple(getattr(source, "notes", ())) if inner is None else notes_of(inner)
+
+
+def metadata_fields_of(source: EpisodeSource) -> Mapping[Key, FieldSpec]:
+    """Fields of an origin's whole episodes; of the one inside where it only changes another."""
+    inner = getattr(source, "source", None)
+    found: Mapping[Key, FieldSpec] = getattr(source, "metadata_fields", {})
+    return found if inner is None else metadata_fields_of(inner)
 
 
 def held_bytes(episode: Episode) -> int:

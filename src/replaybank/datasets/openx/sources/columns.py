@@ -10,7 +10,7 @@ import numpy as np
 from replaybank import _native
 from replaybank.datasets.openx.sources.base import Column, Episode, Key
 from replaybank.datasets.openx.sources.example import PayloadIndex
-from replaybank.datasets.openx.sources.features import UNKNOWN, Schema, StoredField
+from replaybank.datasets.openx.sources.features import IMAGE_DIMENSIONS, UNKNOWN, Schema, StoredField
 from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.readers import (
     Dynamic,
@@ -196,6 +196,13 @@ def _metadata_value(
         return column if reader.texts is None else column.tolist()
     if isinstance(column, list) and field.spec.shape:
         return _list_of_texts(field, column)
+    if isinstance(column, EncodedImages) and len(field.spec.shape) > IMAGE_DIMENSIONS:
+        if field.spec.shape[0] not in (UNKNOWN, len(column)):
+            raise DataFormatError(
+                f"field {shown(field.key)} of the episode has {len(column)} frames, declared are "
+                f"{field.spec.shape[0]}"
+            )
+        return column
     if len(column) != 1:
         raise DataFormatError(f"field {shown(field.key)} of the episode has {len(column)} values, not 1")
     return column if isinstance(column, EncodedImages) else column[0]  # type: ignore[index]

@@ -38,6 +38,7 @@ CLASSES: Mapping[str, str] = {
     "BBoxFeature": "boundingBox",
     "Optional": "optional",
     "Video": "video",
+    "Audio": "audio",
 }
 """Classes that this version reads, by the last part of their name, and the entry that describes them."""
 CLASS_PREFIX: Final = "tensorflow_datasets."
@@ -51,10 +52,12 @@ NUMBER_DTYPES: Final = frozenset(
     for bits in widths
 ) | {"bool", "float16", "float32", "float64"}
 TEXT_DTYPES: Final = frozenset({"string", "object", "str", "bytes"})
+IMAGE_DIMENSIONS: Final = 3
+"""``(H, W, C)``; one more of a video."""
 IMAGE_DTYPES: Final = frozenset({"uint8", "uint16", "float32"})
 
 MOST_TEXTS: Final = 256
-"""Texts that one field of a step may hold: each becomes an entry of its own."""
+"""Texts, or frames, that one field of a step may hold: each becomes an entry of its own."""
 RAGGED_VALUES: Final = "ragged_flat_values"
 RAGGED_LENGTHS: Final = "ragged_row_lengths_"
 
@@ -117,10 +120,13 @@ class StoredField:
     def entries(self) -> dict[Key, FieldSpec]:
         """The columns that this field of a step gives.
 
-        Several texts a step are as many columns, ``(*key, "0")``, ``(*key, "1")``, ..., or one text that
-        holds them as a JSON list where their number varies. Sequences of numbers whose length varies are
-        padded with zeros, and their lengths are a column of their own.
+        Several texts or frames a step are as many columns, ``(*key, "0")``, ``(*key, "1")``, ..., or, of
+        texts, one that holds them as a JSON list where their number varies. Sequences of numbers whose length
+        varies are padded with zeros, and their lengths are a column of their own.
         """
+        if self.spec.kind == "image" and self.levels:
+            one = FieldSpec("image", self.spec.shape[len(self.levels) :], self.spec.dtype)
+            return {(*self.key, *map(str, at)): one for at in product(*map(range, self.levels))}
         if self.spec.kind == "text":
             one = FieldSpec("text", (), None)
             if UNKNOWN in self.spec.shape:
@@ -319,7 +325,8 @@ class _Walk:
         for found in self.leaves(key, inner, in_steps=in_steps):
             shape = found.spec.shape
             if found.spec.kind == "image":
-                raise self.unsupported(node.key, node.python_class, "", "sequences of images are not read")
+                yield self.several_frames(node, found, length)
+                continue
             if UNKNOWN in shape[len(found.levels) :] or not (in_steps or found.encoding == "none"):
                 raise self.unsupported(
                     node.key,
@@ -331,6 +338,23 @@ class _Walk:
             ragged = len(levels) if in_steps and UNKNOWN in levels and found.spec.kind == "tensor" else 0
             spec = FieldSpec(found.spec.kind, (length, *shape), found.spec.dtype, ragged=ragged)
             yield self.few_texts(node, replace(found, spec=spec, levels=levels))
+
+    def several_frames(self, node: _Node, found: StoredField, length: int) -> StoredField:
+        """Frames in a sequence: each of a step becomes an entry, so their number must be known."""
+        levels = (length, *found.levels)
+        shown = " x ".join("?" if size == UNKNOWN else str(size) for size in levels)
+        if found.in_steps and not 1 <= prod(levels) * (UNKNOWN not in levels) <= MOST_TEXTS:
+            raise self.unsupported(
+                node.key,
+                node.python_class,
+                "",
+                f"{shown} frames a step are not read: each becomes an entry of its own, of a number that is "
+                f"known, 1 to {MOST_TEXTS}",
+            )
+        if not found.in_steps and len(found.spec.shape) > IMAGE_DIMENSIONS:
+            raise self.unsupported(node.key, node.python_class, "", "sequences of videos are not read")
+        spec = replace(found.spec, shape=(length, *found.spec.shape))
+        return replace(found, spec=spec, levels=levels if found.in_steps else ())
 
     def few_texts(self, node: _Node, found: StoredField) -> StoredField:
         """Refuse a step with more texts than anyone wants as entries."""
@@ -356,12 +380,16 @@ class _Walk:
             self.labels[key] = "-".join((STEPS, *key) if in_steps else key)
             return StoredField(key, FieldSpec("tensor", (), np.dtype("int64")), in_steps=in_steps)
         if node.content == "video":
-            raise self.unsupported(node.key, node.python_class, "", "videos are not read")
+            return self.video(key, node, in_steps=in_steps)
         encoding = str(node.body.get("encoding") or "none").lower()
         shape = self.shape(node.key, node.body.get("shape"))
         dtype = str(node.body.get("dtype") or "").lower()
         if node.content == "boundingBox":
             shape, dtype = shape or (4,), dtype or "float32"
+        if node.content == "audio":
+            shape, dtype = shape or (UNKNOWN,), dtype or "int64"
+            if node.body.get("lazyDecode") or node.body.get("lazy_decode"):
+                raise self.unsupported(node.key, node.python_class, "", "files of sound are not read")
         if node.content == "image":
             dtype = dtype or "uint8"
             reason = None if dtype in IMAGE_DTYPES else f"images of dtype {dtype} are not read"
@@ -379,6 +407,18 @@ class _Walk:
             raise self.unsupported(node.key, node.python_class, encoding, reason or "not read")
         stored = ENCODINGS[encoding] if spec.kind == "tensor" else "none"
         return self.few_texts(node, StoredField(key, spec, stored, in_steps))
+
+    def video(self, key: Key, node: _Node, *, in_steps: bool) -> StoredField:
+        """A sequence of encoded frames, as TFDS stores videos."""
+        length, *frame = self.shape(node.key, node.body.get("shape")) or (UNKNOWN, UNKNOWN, UNKNOWN, 3)
+        if len(frame) != IMAGE_DIMENSIONS:
+            reason = f"a video has no shape {(length, *frame)}"
+            raise self.unsupported(node.key, node.python_class, "", reason)
+        dtype = str(node.body.get("dtype") or "uint8").lower()
+        if dtype not in IMAGE_DTYPES:
+            raise self.unsupported(node.key, node.python_class, "", f"videos of dtype {dtype} are not read")
+        one = StoredField(key, FieldSpec("image", tuple(frame), np.dtype(dtype)), in_steps=in_steps)
+        return self.several_frames(node, one, length)
 
     def shape(self, key: Key, raw: Any) -> tuple[int, ...]:
         dimensions = raw.get("dimensions", []) if isinstance(raw, Mapping) else raw or []
@@ -405,7 +445,7 @@ def _with_lengths(where: str, fields: list[StoredField]) -> Iterator[StoredField
     """The fields, each with the keys of its lengths: its own with ``_length`` (``_length_1``, ...) behind."""
     taken = {key for stored in fields for key in stored.entries}
     if len(taken) != sum(len(stored.entries) for stored in fields):
-        raise DataFormatError(f"{where}: a text of a list of texts has the name of another field")
+        raise DataFormatError(f"{where}: one of a list of texts or frames has the name of another field")
     for stored in fields:
         lengths = {}
         for level, length in enumerate(stored.levels):

@@ -57,11 +57,11 @@ class LooseImages:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def encoded(self) -> list[bytes]:
-        """The frames as they are stored; those that are not encoded, as PNG. O(their bytes)."""
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Frames ``start`` to ``stop`` as they are stored; those not encoded, as PNG. O(their bytes)."""
         return [
             frame if isinstance(frame, bytes) else encode_frame(self._pixels(frame, number), "png")
-            for number, frame in enumerate(self._frames)
+            for number, frame in enumerate(self._frames[start:stop], start)
         ]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:

@@ -80,6 +80,21 @@ class HubTarSource:
         ValueError: another split was asked for.
         DataFormatError: the folder holds several datasets, or no episode can be read.
         UnsafePickleError: the first pickle names something that is not data; nothing of it has been run.
+
+    Example:
+        >>> import io, pickle, tarfile, tempfile
+        >>> import numpy as np
+        >>> step = {"observation": {"state": np.zeros(2, np.float32)}, "action": np.ones(1, np.float32)}
+        >>> content = pickle.dumps({"steps": [step, step]})
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with tarfile.open(folder.name + "/toy_00000.tar", "w") as tar:
+        ...     member = tarfile.TarInfo("toy_0.data.pickle")
+        ...     member.size = len(content)
+        ...     tar.addfile(member, io.BytesIO(content))
+        >>> source = HubTarSource(folder.name)
+        >>> next(source.episodes(source.shards()[0])).steps[("action",)].tolist()
+        [[1.0], [1.0]]
+        >>> folder.cleanup()
     """
 
     form: Final = "tar shards"
@@ -168,6 +183,10 @@ class HubTarSource:
         """Episodes of one shard, from the ``start``-th on, in file order. One is held at a time.
 
         After an error in a pickle, reading can go on with ``start`` one beyond it.
+
+        Args:
+            shard: one of :meth:`shards`.
+            start: how many of its episodes to pass over.
 
         Raises:
             UnsafePickleError: a pickle names something that is not data; nothing of it has been run.

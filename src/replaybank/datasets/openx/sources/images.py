@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -77,9 +77,9 @@ class EncodedImages:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.encoded())
 
-    def encoded(self) -> list[bytes]:
-        """The frames as they are stored, one ``bytes`` a step. O(their bytes)."""
-        return [self._payload[at : at + size] for at, size in self._spans.tolist()]
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Frames ``start`` to ``stop`` as they are stored, one ``bytes`` a step. O(their bytes)."""
+        return [self._payload[at : at + size] for at, size in self._spans[start:stop].tolist()]
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]`` in the declared dtype; colour is RGB.
@@ -165,22 +165,24 @@ def decode_frames(
     return out
 
 
-def check_headers(frames: list[memoryview], spec: FieldSpec, where: str) -> None:
+def check_headers(frames: Sequence[bytes], spec: FieldSpec, where: str, start: int = 0) -> None:
     """Check what frames say of themselves, without decoding them. O(frames).
 
     Args:
-        frames: JPEG or PNG each.
+        frames: JPEG or PNG each; one of no bytes is none.
         spec: their shape ``(H, W, C)`` and dtype.
         where: named in messages, before the frame's number.
+        start: number of the first of these frames in its episode.
 
     Raises:
         DataFormatError: a frame is neither, or not of that shape and dtype.
     """
     height, width, channels = spec.shape
     dtype = np.dtype(np.uint8) if spec.dtype is None else spec.dtype
-    for number, frame in enumerate(frames):
-        place = f"{where}: frame {number}"
-        _check(_header(frame, place), (height, width, channels), dtype, place)
+    for number, frame in enumerate(frames, start):
+        if frame:
+            place = f"{where}: frame {number}"
+            _check(_header(memoryview(frame), place), (height, width, channels), dtype, place)
 
 
 class _Header(NamedTuple):

@@ -281,6 +281,10 @@ class LeRobotSource:
 
         Of the data file only the groups of rows that are needed are read; frames are decoded when asked for.
 
+        Args:
+            shard: one of :meth:`shards`.
+            start: how many of its episodes to pass over.
+
         Raises:
             DataFormatError: a file is damaged, or is not what the metadata says.
             IndexError: the shard has fewer than ``start`` episodes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -95,7 +95,7 @@ def settle_fields(
         if spec is not None:
             read_as[name] = spec
             if name not in ENDS or not is_flag(spec):
-                fields[places[name]] = spec
+                fields[places[name]] = _named(spec, feature.names)
     ends = tuple(name for name in ENDS if name in read_as and is_flag(read_as[name]))
     if {"next.done", "next.terminated"} & set(ends):
         fields.setdefault(("is_terminal",), FieldSpec("tensor", (1,), np.dtype(bool)))
@@ -107,6 +107,14 @@ def settle_fields(
         settler.notes.append(f"columns that info.json does not declare are not read: {some(extra)}")
     keys = {name: places[name] for name in read_as if name not in ends}
     return StepFields(fields, read_as, keys, ends, task, tuple(settler.notes))
+
+
+def _named(spec: FieldSpec, names: tuple[str, ...]) -> FieldSpec:
+    """A field with the names of its numbers, where there is one for each; else they name its axes."""
+    numbers = math.prod(spec.shape)
+    if spec.kind != "tensor" or len(spec.shape) > 1 or len(names) != numbers:
+        return spec
+    return replace(spec, names=names)
 
 
 class _Settler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from replaybank.datasets.openx.sources.example import (
     KIND_NAMES,
     decode_spans,
 )
-from replaybank.datasets.openx.sources.features import UNKNOWN, StoredField
+from replaybank.datasets.openx.sources.features import IMAGE_DIMENSIONS, UNKNOWN, StoredField
 from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.errors import DataFormatError
 
@@ -155,7 +156,10 @@ class Frames(Strings):
 
     def read(self, payload: bytes, rows: Rows, key: Key, where: str) -> EncodedImages | None:
         spans = self.spans(payload, rows, key)
-        return None if spans is None else EncodedImages(payload, spans, self.spec, f"{where}: {shown(key)}")
+        if spans is None:
+            return None
+        spec = replace(self.spec, shape=self.spec.shape[-IMAGE_DIMENSIONS:])  # without the length of a video
+        return EncodedImages(payload, spans, spec, f"{where}: {shown(key)}")
 
 
 class Encoded(Strings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
@@ -62,6 +63,18 @@ class RLDSSource:
         ValueError: there is no such split; the message names those there are.
         UnsupportedFeatureError: a feature is stored in a way that this version cannot read.
         DataFormatError: one of the two files is not what it should be.
+
+    Example:
+        >>> import tempfile
+        >>> from replaybank.demo.arm import write_arm_dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> source = RLDSSource(write_arm_dataset(folder.name + "/arm", episodes=3, shards=2))
+        >>> [shard.episodes for shard in source.shards()]
+        [2, 1]
+        >>> episode = next(source.episodes(source.shards()[0]))
+        >>> episode.steps[("action",)].shape == (episode.length, 2)
+        True
+        >>> folder.cleanup()
     """
 
     form: Final = "RLDS"
@@ -91,13 +104,18 @@ class RLDSSource:
         self.split: str = split
         self.splits: Mapping[str, int | None] = {s.name: s.episodes for s in info.splits.values()}
         """Every declared split and its number of episodes, None where that is not declared."""
-        self.fields: Mapping[Key, FieldSpec] = self._schema.fields
-        self.metadata_fields: Mapping[Key, FieldSpec] = {f.key: f.spec for f in self._schema.metadata}
-        """Fields of the whole episode, by their path, such as ``("episode_metadata", "file_path")``."""
         self.label_names: Mapping[Key, tuple[str, ...]] = _label_names(folder, self._schema.labels)
         """Names of the classes, in the order of their numbers, of each field of class labels with names."""
+        self.fields: Mapping[Key, FieldSpec] = self._labelled(self._schema.fields)
+        self.metadata_fields: Mapping[Key, FieldSpec] = self._labelled(
+            {f.key: f.spec for f in self._schema.metadata}
+        )
+        """Fields of the whole episode, by their path, such as ``("episode_metadata", "file_path")``."""
         self._shards = find_shards(folder, info, split, allow_missing=allow_missing_shards)
         self._missing = len(info.splits[split].lengths or self._shards) - len(self._shards)
+
+    def _labelled(self, fields: Mapping[Key, FieldSpec]) -> dict[Key, FieldSpec]:
+        return {key: replace(spec, labels=self.label_names.get(key, ())) for key, spec in fields.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,6 +136,10 @@ class RLDSSource:
 
         After an error in one record, reading can go on with ``start`` one beyond it, unless its length is
         corrupt: then the same error comes again.
+
+        Args:
+            shard: one of :meth:`shards`.
+            start: how many of its episodes to pass over.
 
         Raises:
             CorruptRecordError: a record is cut short or fails a checksum.

@@ -64,15 +64,16 @@ class RLDSWriter:
         ValueError: a field or the number of shards cannot be written, or the dataset that is there has other
             fields.
 
-    >>> import tempfile, numpy as np
-    >>> from replaybank.datasets.openx.sources.rlds import RLDSSource
-    >>> folder = tempfile.mkdtemp()
-    >>> reward = FieldSpec("tensor", (), np.dtype("float32"))
-    >>> with RLDSWriter(folder, "demo", fields={("reward",): reward}) as writer:
-    ...     writer.write({("reward",): np.array([0.0, 1.0])})
-    >>> source = RLDSSource(folder)
-    >>> [episode.steps[("reward",)].tolist() for episode in source.episodes(source.shards()[0])]
-    [[0.0, 1.0]]
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from replaybank.datasets.openx.sources.rlds import RLDSSource
+        >>> folder = tempfile.mkdtemp()
+        >>> reward = FieldSpec("tensor", (), np.dtype("float32"))
+        >>> with RLDSWriter(folder, "demo", fields={("reward",): reward}) as writer:
+        ...     writer.write({("reward",): np.array([0.0, 1.0])})
+        >>> source = RLDSSource(folder)
+        >>> [episode.steps[("reward",)].tolist() for episode in source.episodes(source.shards()[0])]
+        [[0.0, 1.0]]
     """
 
     def __init__(

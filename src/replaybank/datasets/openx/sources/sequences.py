@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from replaybank.datasets.openx.sources.base import Column, FieldSpec, Key
 from replaybank.datasets.openx.sources.features import UNKNOWN, StoredField
+from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.ragged import Lengths, check_lengths, nested, padded
-from replaybank.datasets.openx.sources.readers import Dynamic, Encoded, Numbers, Rows, Text, shown
+from replaybank.datasets.openx.sources.readers import Dynamic, Encoded, Numbers, Rows, Strings, Text, shown
 from replaybank.errors import DataFormatError
 
 
@@ -35,6 +36,8 @@ class Sequences:
         if found is None:
             return None
         values, lists = found
+        if self.field.spec.kind == "image":
+            return self.frames(payload, np.asarray(values), where)
         if isinstance(values, list):
             return _texts(self.field, nested(values, lists))
         try:
@@ -43,6 +46,15 @@ class Sequences:
             raise DataFormatError(f"field {shown(key)}: {error}") from error
         lengths = {name: told[level] for level, name in self.field.lengths.items()}
         return {key: array, **lengths}
+
+    def frames(self, payload: bytes, spans: npt.NDArray[Any], where: str) -> dict[Key, Column]:
+        """The frames at each position of the lists, which are all as long as declared, as a column each."""
+        placed = spans.reshape(-1, len(self.keys), 2)
+        spec = self.field.entries
+        return {
+            name: EncodedImages(payload, placed[:, position], spec[name], f"{where}: {shown(name)}")
+            for position, name in enumerate(self.keys)
+        }
 
     def values(
         self, payload: bytes, rows: Rows, key: Key, where: str
@@ -87,7 +99,18 @@ class Sequences:
 
 
 def _values_of(field: StoredField, inner: FieldSpec, row: int) -> Callable[..., Any]:
-    """What reads the values of a sequence, flat: ``(payload, rows, key, where)`` to ``[N, ...]`` or texts."""
+    """What reads the values of a sequence, flat: ``(payload, rows, key, where)`` to ``[N, ...]`` or texts.
+
+    Of frames it gives their places in the payload, ``[N, 2]``.
+    """
+    if inner.kind == "image":
+        strings, none = Strings(field, row), np.empty((0, 2), np.int64)
+
+        def spans(payload: bytes, rows: Rows, key: Key, where: str) -> npt.NDArray[Any]:
+            found = strings.spans(payload, rows, key)
+            return none if found is None else found
+
+        return spans
     if inner.kind == "text":
         texts = Text(field, row)
         return lambda payload, rows, key, where: texts.read(payload, rows, key, where) or []

@@ -21,7 +21,7 @@ OPEN_VIDEOS: Final = max(8, 2 * (os.cpu_count() or 1))
 """Videos kept open while nobody reads them: as many as cores that decode, and some cameras more."""
 JPEG_QUALITY: Final = 95
 """Of video frames that are wanted encoded: a video has no single frames to hand out."""
-_ENCODE_FRAMES: Final = 32
+_ENCODE_FRAMES: Final = 8
 """Decoded at a time on the way to JPEG."""
 
 
@@ -216,8 +216,8 @@ class VideoFrames:
             reader.read(times, out, period=self._period, where=self._where, first=start)
         return out
 
-    def encoded(self) -> list[bytes]:
-        """The frames, each encoded anew: JPEG of quality 95, 16-bit grey as PNG. O(frames), decoding all.
+    def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Frames ``start`` to ``stop``, each encoded anew: JPEG of quality 95, 16-bit grey as PNG. O(frames).
 
         Warns once that this loses quality: a video has no single frames to hand out.
         """
@@ -227,7 +227,8 @@ class VideoFrames:
             stacklevel=2,
         )
         frames: list[bytes] = []
-        for start in range(0, len(self), _ENCODE_FRAMES):
-            part = self.decode(start, min(start + _ENCODE_FRAMES, len(self)))
+        first, last, _ = slice(start, stop).indices(len(self))
+        for at in range(first, last, _ENCODE_FRAMES):
+            part = self.decode(at, min(at + _ENCODE_FRAMES, last))
             frames.extend(encode_frame(frame, "jpeg", JPEG_QUALITY) for frame in part)
         return frames

@@ -1,0 +1,80 @@
+"""How a command ends: its exit status, and one clear line for every error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import typer
+
+from replaybank.errors import ReplaybankError
+
+FAILED = 1
+"""Exit status: data are not what they should be, or cannot be read or written; the output was closed."""
+MISUSED = 2
+"""Exit status: the command or its arguments make no sense."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the signal's number, as shells count."""
+
+
+# The base of typer's own usage errors. Newer typers no longer share it with click, so it is taken from a
+# class that every version exports.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def drop_output() -> None:
+    """See to it that what cannot be written is not written again when Python ends, which would fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str, status: int, kind: str = "error: ") -> int:
+    """Print one line on standard error and give back the exit status."""
+    if sys.stderr is not None:
+        print(f"replaybank: {kind}{' '.join(text.split())}", file=sys.stderr)
+    return status
+
+
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning on one line: where in the sources it arose is nothing to a user."""
+    say(str(message), 0, "warning: ")
+
+
+def _missing_package(error: BaseException) -> str:
+    """What an import failed for: the name of the package that is not there, or nothing."""
+    found = ""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ImportError) and seen.name:
+            found = seen.name.partition(".")[0]
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def fail(error: Exception, debug: bool) -> int:
+    """Print an error and give back the exit status for it."""
+    if debug:
+        traceback.print_exception(error)
+    status = FAILED
+    if isinstance(error, _UsageError):
+        message: Callable[[], str] = getattr(error, "format_message", error.__str__)
+        status, text = MISUSED, message()
+    elif isinstance(error, OSError):
+        of = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
+        text = f"{of}: {error.strerror}" if of and error.strerror else str(error)
+    elif isinstance(error, ImportError):
+        package, text = _missing_package(error), str(error)
+        if package and "pip install" not in text:
+            text = f"{text}: pip install {package}"
+    elif isinstance(error, ReplaybankError):
+        text = str(error)
+    elif isinstance(error, ValueError):
+        status, text = MISUSED, str(error)
+    else:
+        text = f"unexpected {type(error).__name__}: {error} (`replaybank --debug ...` shows where)"
+    return say(text, status)

@@ -1,0 +1,56 @@
+"""``replaybank view``: an episode in Rerun."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from replaybank.cli.arguments import data_path
+
+
+def view(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A converted or published dataset, its path, URL or id, or a checkpointed buffer.",
+        ),
+    ],
+    episode: Annotated[int, typer.Option(min=0, help="Which episode, from 0.")] = 0,
+    save: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.rrd", help="Write a file instead of opening a window."),
+    ] = None,
+    camera: Annotated[
+        list[str] | None, typer.Option(help="A camera to show; may be given several times. [default: all]")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Which split of a published dataset.", show_default="train")
+    ] = None,
+    compress: Annotated[
+        bool, typer.Option("--compress", help="Frames that are stored as pixels as JPEG: smaller, not exact.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Look at an episode in Rerun: cameras, curves, texts, ends."""
+    from replaybank.terminal import line
+    from replaybank.view import open_episode, refuse_without_display, save_recording, show_recording
+
+    if save is None:
+        refuse_without_display()
+    try:
+        found = open_episode(data_path(path), episode, split=split)
+    except IndexError as error:
+        raise typer.BadParameter(f"--episode: {error}") from None
+    if save is None:
+        left_out = show_recording(found, cameras=camera or None, compress=compress)
+    else:
+        left_out = save_recording(found, data_path(save), cameras=camera or None, compress=compress)
+    if quiet:
+        return
+    where = f"written to {save}: open it with `rerun {save}`" if save is not None else "shown in Rerun"
+    line(f"{found.name}, episode {found.number}: {found.length:,} steps {where}")
+    if left_out:
+        names = ", ".join("/".join(key) for key in left_out)
+        line(f"Not drawn, as they have too many numbers: {names}")

@@ -1,0 +1,55 @@
+"""``replaybank view``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import error_of
+from replaybank import cli
+from replaybank.demo import arm
+
+pytest.importorskip("rerun", reason="rerun-sdk is not installed: pip install 'replaybank[view]'")
+
+
+def test_view_writes_a_file_and_says_how_to_open_it(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "arm.rrd"
+    assert cli.run(["view", str(arm_folder), "--episode", "1", "--save", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith(f"{arm.NAME}, episode 1: ")
+    assert printed.out.endswith(f"written to {file}: open it with `rerun {file}`\n")
+    assert file.stat().st_size > 1000
+    small = tmp_path / "small.rrd"
+    assert cli.run(["view", str(arm_folder), "--save", str(small), "--camera", "hand_image", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert small.stat().st_size < file.stat().st_size
+
+
+def test_view_says_what_is_wrong_in_one_line(
+    arm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = ("--save", tmp_path / "a.rrd")
+    text = error_of(capsys, "view", arm_folder, "--episode", "9", *save, status=cli.MISUSED)
+    assert "there is no episode 9" in text
+    assert "has 4 episodes, 0 to 3" in text
+    assert "no camera" in error_of(capsys, "view", arm_folder, "--camera", "nose", *save, status=cli.MISUSED)
+    assert ".rrd" in error_of(capsys, "view", arm_folder, "--save", tmp_path / "a.txt", status=cli.MISUSED)
+    assert "no such file" in error_of(capsys, "view", tmp_path / "gone", *save, status=cli.FAILED)
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert "--save episode.rrd" in error_of(capsys, "view", arm_folder, status=cli.FAILED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_rerun_one_line_says_what_to_install(
+    arm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rerun", None)
+    text = error_of(capsys, "view", arm_folder, "--save", tmp_path / "a.rrd", status=cli.FAILED)
+    assert text.endswith("Looking at episodes needs Rerun: pip install 'replaybank[view]'\n")
