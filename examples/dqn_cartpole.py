@@ -1,9 +1,9 @@
 """Double DQN on CartPole, with prioritized replay and returns over three steps.
 
-    python examples/dqn_cartpole.py                     # until it is solved: half a minute
+    python examples/dqn_cartpole.py                     # until it is solved: ten seconds on one core
     python examples/dqn_cartpole.py --replay uniform    # the same, each step as likely as any other
-    python examples/dqn_cartpole.py --compare           # both, three seeds each, and a plot: five minutes
-    python examples/dqn_cartpole.py --quick             # five seconds: does it learn?
+    python examples/dqn_cartpole.py --compare           # both, three seeds each, and a plot: one minute
+    python examples/dqn_cartpole.py --quick             # a few seconds: better than chance?
 
 What the buffer does here: eight environments are recorded as they come, a column of the storage each; batches
 are drawn by priority; rewards are summed over three steps when a batch is drawn, never across the end of an
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ GAMMA = 0.99
 WARM_UP = 1_000  # steps before the first update, with random actions
 EXPLORE = 10_000  # steps in which the share of random actions falls to a twentieth
 UPDATES = 2  # for every step of the eight environments
-EVERY = 2_000  # steps between evaluations
+EVERY = 1_000  # steps between evaluations
 SOLVED = 475.0  # the mean return from which on Gymnasium calls CartPole-v1 solved; 500 is the most
 
 Curve = list[tuple[int, float]]  # steps of experience, and the mean return of the greedy policy after them
@@ -56,12 +57,21 @@ def make_buffer(replay: str, seed: int) -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(**common)
 
 
-def make_network() -> nn.Module:
+class QNetwork(nn.Module):
     """Of observations ``[B, 4]`` the values of both actions, ``[B, 2]``."""
-    return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()
+        self.values = nn.Sequential(*hidden, nn.Linear(128, 2))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """The angle is a small number, and matters as much as the place and the speeds."""
+        values: Tensor = self.values(obs * torch.tensor([0.5, 0.5, 5.0, 0.5]))
+        return values
 
 
-def update(batch: TensorDictBase, network: nn.Module, target: nn.Module, adam: torch.optim.Adam) -> None:
+def update(batch: TensorDictBase, network: QNetwork, target: QNetwork, adam: torch.optim.Adam) -> None:
     """Make one gradient step, and put the TD errors, which become priorities, into the batch."""
     after = batch["next", "observation"]  # three steps on, or as many as there were
     with torch.no_grad():
@@ -83,14 +93,14 @@ def update(batch: TensorDictBase, network: nn.Module, target: nn.Module, adam: t
             slow.lerp_(fast, 0.05)
 
 
-def greedy(network: nn.Module, obs: np.ndarray) -> np.ndarray:
+def greedy(network: QNetwork, obs: np.ndarray) -> np.ndarray:
     """The better action for each observation."""
     with torch.no_grad():
-        values: Tensor = network(torch.from_numpy(obs))
-    return values.argmax(-1).numpy()
+        best: np.ndarray = network(torch.from_numpy(obs)).argmax(-1).numpy()
+    return best
 
 
-def evaluate(network: nn.Module, episodes: int, seed: int) -> float:
+def evaluate(network: QNetwork, episodes: int, seed: int) -> float:
     """The mean return of the greedy policy, in episodes of its own."""
     envs = gymnasium.make_vec("CartPole-v1", num_envs=episodes)
     obs, _ = envs.reset(seed=seed)
@@ -105,9 +115,10 @@ def evaluate(network: nn.Module, episodes: int, seed: int) -> float:
 
 def train(replay: str, seed: int, steps: int, *, until_solved: bool) -> Curve:
     """Learn from so many steps of experience, or until it is solved."""
+    began = time.process_time()
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
-    network = make_network()
+    network = QNetwork()
     target = copy.deepcopy(network)
     adam = torch.optim.Adam(network.parameters(), lr=2e-3)
     envs = gymnasium.make_vec("CartPole-v1", num_envs=ENVIRONMENTS)
@@ -129,12 +140,11 @@ def train(replay: str, seed: int, steps: int, *, until_solved: bool) -> Curve:
         if step % EVERY == 0:
             score = evaluate(network, 20, seed=step)
             curve.append((step, score))
-            print(f"{replay}, seed {seed}: mean return {score:5.1f} after {step} steps", flush=True)
+            print(f"{replay}, seed {seed}, {step:6,d} steps: mean return {score:5.1f}", flush=True)
             if until_solved and score >= SOLVED:
-                score = evaluate(network, 100, seed=step + 1)  # once more, so that it was no luck
-                print(f"{replay}, seed {seed}: mean return {score:5.1f} in 100 more episodes", flush=True)
+                score = evaluate(network, 100, seed=step + 1)  # was it luck?
+                print(f"    in 100 more episodes {score:5.1f}, {time.process_time() - began:.0f} s of CPU")
                 if score >= SOLVED:
-                    print(f"{replay}, seed {seed}: solved after {step} steps", flush=True)
                     break
     envs.close()
     return curve
@@ -147,12 +157,12 @@ def plot(curves: dict[str, list[Curve]], path: str) -> None:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     for color, (replay, runs) in zip(("tab:blue", "tab:orange"), curves.items(), strict=True):
-        steps = [step for step, _ in runs[0]]
-        scores = [[score for _, score in run] for run in runs]
-        for one in scores:
-            axes.plot(steps, one, color=color, alpha=0.3, linewidth=1)
-        means = [statistics.fmean(at_step) for at_step in zip(*scores, strict=True)]
-        axes.plot(steps, means, color=color, linewidth=2, label=f"{replay} replay, mean of {len(runs)} seeds")
+        for run in runs:
+            axes.plot(*zip(*run, strict=True), color=color, alpha=0.3, linewidth=1)
+        means = [
+            (same[0][0], statistics.fmean(score for _, score in same)) for same in zip(*runs, strict=True)
+        ]
+        axes.plot(*zip(*means, strict=True), color=color, label=f"{replay} replay, mean of {len(runs)} seeds")
     axes.axhline(SOLVED, color="gray", linestyle=":")
     axes.set(xlabel="steps of experience", ylabel="mean return of 20 episodes", ylim=(0, 510))
     axes.legend(loc="lower right")
@@ -162,29 +172,29 @@ def plot(curves: dict[str, list[Curve]], path: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train as the command line says."""
-    parser = argparse.ArgumentParser(description="Double DQN on CartPole-v1.")
+    parser = argparse.ArgumentParser(description="Double DQN on CartPole-v1")
     parser.add_argument("--replay", choices=["prioritized", "uniform"], default="prioritized")
-    parser.add_argument("--compare", action="store_true", help="both kinds of replay, and a plot of them")
-    parser.add_argument("--seeds", type=int, default=3, help="how many of them --compare runs (default: 3)")
+    parser.add_argument(
+        "--compare", action="store_true", help="both kinds of replay, three seeds each, and a plot"
+    )
     parser.add_argument("--plot", default="dqn_cartpole.png", help="where --compare draws the curves")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a few seconds, then check that it learns")
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # such small networks are slower on more
-    steps = 4_000 if given.quick else 40_000
-    if given.compare:
-        seeds = range(given.seed, given.seed + (1 if given.quick else given.seeds))
-        kinds = ("prioritized", "uniform")
-        curves = {kind: [train(kind, seed, steps, until_solved=False) for seed in seeds] for kind in kinds}
-        plot(curves, given.plot)
-    else:
-        curves = {given.replay: [train(given.replay, given.seed, steps, until_solved=True)]}
-    wanted = 60.0 if given.quick else SOLVED  # random actions get 22, always the same one 10
+    parser.add_argument("--seed", type=int, default=0, help="the first one of --compare")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: is it better than chance?")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # networks this small are fastest on one
+    steps = 3_000 if options.quick else 12_000 if options.compare else 30_000
+    kinds = ["prioritized", "uniform"] if options.compare else [options.replay]
+    seeds = range(options.seed, options.seed + (3 if options.compare and not options.quick else 1))
+    curves = {
+        kind: [train(kind, seed, steps, until_solved=not options.compare) for seed in seeds] for kind in kinds
+    }
+    if options.compare:
+        plot(curves, options.plot)
+    wanted = 60.0 if options.quick else SOLVED  # chance gets 22, an untrained network 10
     for kind, runs in curves.items():
-        for run in runs:
-            best = max(score for _, score in run)
-            if best < wanted:
-                raise SystemExit(f"{kind} replay: the best mean return is {best:.1f}, below {wanted:.0f}")
+        worst = min(max(score for _, score in run) for run in runs)
+        if worst < wanted:
+            raise SystemExit(f"With {kind} replay the mean return is {worst:.0f} at best, not {wanted:.0f}.")
 
 
 if __name__ == "__main__":

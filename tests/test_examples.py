@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared_data import bridge_path
+
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 
 # What each is run with. It raises SystemExit where it has learned too little; other seeds than those it has
 # here do as well, so that rounding, which differs between machines, is of no account.
 RUNS = [
+    ("behaviour_cloning.py", ["--quick"]),
+    ("behaviour_cloning.py", ["--quick", "--streaming"]),
     ("dqn_cartpole.py", ["--compare", "--quick"]),
     ("her_bitflip.py", ["--quick"]),
     ("recurrent.py", ["--quick"]),
@@ -48,3 +52,11 @@ def test_a_comparison_draws_its_curves(alone: Path) -> None:
 
 def test_every_script_is_run() -> None:
     assert {path.name for path in FOLDER.glob("*.py")} == {script for script, _ in RUNS}
+
+
+def test_behaviour_is_cloned_from_real_files_with_episodes_shorter_than_a_slice(
+    alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = runpy.run_path(str(FOLDER / "behaviour_cloning.py"))
+    script["main"](["--quick", "--data", str(bridge_path()), "--camera", "image_0", "--streaming"])
+    assert "60 updates" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def test_of_many_shards_some_are_read_from_their_start(monkeypatch: pytest.Monke
     assert [number % 10 for number in numbers] == [0, 1] * 3
     assert len({number // 10 for number in numbers}) == 3
     assert about.looked == "6 of 80 episodes: the first ones of 3 of 8 shards drawn at random (seed 3)"
-    assert (about.episodes, about.steps) == (80, None)
+    assert (about.episodes, about.steps, about.expected) == (80, None, 6)
 
 
 def test_long_episodes_make_fewer_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +134,7 @@ def test_of_a_large_converted_dataset_some_episodes_are_drawn(
     assert [one.number for one in looks] == sorted({one.number for one in looks})
     assert about.looked == f"3 of {EPISODES} episodes, drawn at random (seed 0)"
     assert len(about.lengths) == EPISODES
+    assert about.expected == 3
 
 
 def test_what_the_catalog_knows_is_among_the_notes(arm: Path, tmp_path: Path) -> None:

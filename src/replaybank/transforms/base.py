@@ -13,6 +13,7 @@ from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
+from replaybank.storages.table import movable
 from replaybank.trajectories.index import TrajectoryIndex
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import Windows, windows
@@ -212,10 +213,21 @@ def ends_of(transform: SampleTransform, ends: Tensor | None) -> Tensor:
     """
     if ends is None:
         raise RuntimeError(
-            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. Use "
-            "a SliceSampler, or one of its kin, with a truncated_key."
+            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. "
+            "Use a SliceSampler, or one of its kin, with a truncated_key."
         )
     return ends
+
+
+def with_rows(values: Tensor, which: Tensor, rows: Tensor) -> Tensor:
+    """A copy of ``values`` ``[K, ...]`` with others at some of its places. O(K).
+
+    Args:
+        values: of any dtype that can be stored.
+        which: int64 ``[k]``, the places.
+        rows: ``[k, ...]``, of the same dtype, on the same device.
+    """
+    return movable(values).index_copy(0, which.to(values.device), movable(rows)).view(values.dtype)
 
 
 def over_items(flags: Tensor, values: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from replaybank.samplers.arguments import real
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
-from replaybank.trajectories.windows import choose
-from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown
+from replaybank.trajectories.windows import Which, choose
+from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown, with_rows
 
 STRATEGIES = ("future", "final", "episode")
 
@@ -88,7 +88,7 @@ class HindsightRelabel(SampleTransform):
         self,
         reward_fn: GoalFn,
         *,
-        strategy: Literal["future", "final", "episode"] = "future",
+        strategy: Which = "future",
         ratio: float = 0.8,
         terminated_fn: GoalFn | None = None,
         achieved_goal: InfoKey = "achieved_goal",
@@ -105,7 +105,7 @@ class HindsightRelabel(SampleTransform):
             raise ValueError(f"strategy={strategy!r}: give one of {', '.join(map(repr, STRATEGIES))}.")
         self.reward_fn = reward_fn
         self.terminated_fn = terminated_fn
-        self.strategy = strategy
+        self.strategy: Which = strategy
         self.ratio = ratio
         self._achieved = path_of("achieved_goal", achieved_goal)
         self._desired = path_of("desired_goal", desired_goal)
@@ -193,8 +193,14 @@ class _Relabelled(StepView):
         if key in self._desired_too:
             stored = below.read(key, slots, of)
             which = self._relabelled_of(of)
-            goals = self._goals_of(of, which)
-            return stored.index_copy(0, which.to(stored.device), goals.to(stored.device, stored.dtype))
+            goals = self._goals_of(of, which).to(stored.device, stored.dtype)
+            if goals.shape[1:] != stored.shape[1:]:
+                raise RuntimeError(
+                    f"What is achieved, {shown(self._achieved)!r}, is of shape {list(goals.shape[1:])}, and "
+                    f"the goal {shown(key)!r} of shape {list(stored.shape[1:])}: one cannot stand for the "
+                    "other. Store them alike, or name others with achieved_goal and desired_goal."
+                )
+            return with_rows(stored, which, goals)
         if key == self._reward:
             return self._made("reward", below.read(key, slots, of), slots, of)
         if functions.terminated_fn is not None and key == _TERMINATED:
@@ -250,15 +256,21 @@ class _Relabelled(StepView):
         achieved = self._below.read(self._achieved, slots, of)
         function: GoalFn = getattr(self._functions, f"{what}_fn")
         made = function(achieved[which.to(achieved.device)], self._goals_of(of, which))
-        values = torch.as_tensor(made, device=stored.device)
+        name = getattr(function, "__qualname__", None) or repr(function)
+        try:
+            values = torch.as_tensor(made, device=stored.device).detach()
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name} was given {which.numel()} goals and gave a {type(made).__name__}, {made!r:.80}. "
+                "Give a tensor, an array or a list, one value for each goal."
+            ) from error
         if values.numel() != stored[:1].numel() * which.numel():
-            name = getattr(function, "__qualname__", None) or repr(function)
             raise RuntimeError(
                 f"{name} was given {which.numel()} goals and gave values of shape {list(values.shape)}; "
                 f"stored are {list(stored.shape[1:])} for each step. Give one value for each goal."
             )
         values = values.reshape(which.numel(), *stored.shape[1:]).to(stored.dtype)
-        return stored.index_copy(0, which.to(stored.device), values)
+        return with_rows(stored, which, values)
 
 
 def _found(path: Key, keys: Sequence[Key]) -> Key:

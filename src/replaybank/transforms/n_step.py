@@ -249,6 +249,11 @@ class _Returns(StepView):
         made = {}
         for key in self._rewards:
             reward = below.read(key, run.each, run.of)
+            if reward.dtype.is_complex:
+                raise TypeError(
+                    f"{shown(key)!r} is {reward.dtype}: a return is a sum of real rewards. Name others with "
+                    "reward_keys."
+                )
             # In float64, whatever the dtype: the order of the sum is then of no account.
             wide = reward if reward.dtype in _SUMMED and reward.is_cpu else reward.to("cpu", torch.float64)
             wide = wide.reshape(-1, most, *reward.shape[1:]).contiguous()

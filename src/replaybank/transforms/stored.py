@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection, is_tensorclass
 from torch import Tensor
 
 from replaybank import _native
@@ -106,13 +106,7 @@ class Related:
             found = self._slicing(transform, sampler).index_of(storage)
             found.sync(storage, found.min_length)
             trajectories.append(found)
-        if isinstance(items, list) and items and is_tensor_collection(items[0]):
-            items = torch.stack(items)
-        if not is_tensor_collection(items):
-            raise TypeError(
-                f"{self._transforms[0]!r} makes entries of TensorDicts, and the storage gives a "
-                f"{type(items).__name__}. Write TensorDicts."
-            )
+        items = self._together(items)
         slots = _slots_of(index, storage.shape)
         if slots.numel() != items.batch_size.numel():
             raise TypeError(
@@ -135,6 +129,16 @@ class Related:
         made = [(key, view.read(key, slots, of)) for key in changed]
         for key, value in set_leaves(items, made):
             _put(items, key, value)
+        return items
+
+    def _together(self, items: Any) -> Any:
+        if isinstance(items, list) and items and is_tensor_collection(items[0]):
+            return torch.stack(items)
+        if not is_tensor_collection(items):
+            raise TypeError(
+                f"{self._transforms[0]!r} makes entries of TensorDicts, and the storage gives a "
+                f"{type(items).__name__}. Write TensorDicts."
+            )
         return items
 
     def _slicing(self, transform: SampleTransform, sampler: Sampler | None) -> Slicing:
@@ -161,7 +165,7 @@ class StoredSteps(StepView):
     def __init__(self, storage: Any, slots: Tensor, items: TensorDictBase) -> None:
         # Of other storages what is read may have more entries than what is stored.
         self._plain = isinstance(storage, TensorStorage)
-        self.keys = storage.leaf_keys() if self._plain else [_path(key) for key in items.keys(True, True)]
+        self.keys = storage.leaf_keys() if self._plain else _paths_of(items)
         self._storage, self._slots, self._items = storage, slots, items
         self._others: list[tuple[Tensor, dict[Key, Any]]] = []
 
@@ -246,8 +250,10 @@ def _flags(values: Any) -> Tensor | None:
     return values.reshape(-1).cpu().contiguous() if isinstance(values, Tensor) else None
 
 
-def _path(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
+def _paths_of(items: TensorDictBase) -> list[Key]:
+    """Paths of all entries, texts included."""
+    found = items.keys(True, True, is_leaf=is_leaf_nontensor)
+    return [(key,) if isinstance(key, str) else tuple(key) for key in found]
 
 
 def _put(items: Any, key: Key, value: Tensor) -> None:

@@ -115,6 +115,12 @@ class Episode:
     faults: Mapping[str, int] = field(default_factory=dict)
 
 
+def declared_episodes(shards: Sequence[Shard]) -> int | None:
+    """How many episodes shards have together; None where one does not say."""
+    counts = [shard.episodes for shard in shards]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
 def kind_of(source: EpisodeSource) -> str:
     """What an origin is: the name of its class, of the one inside where it only changes another."""
     return str(getattr(source, "kind", type(source).__name__))

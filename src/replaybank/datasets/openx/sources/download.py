@@ -18,6 +18,7 @@ from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
 from replaybank.datasets.openx.sources.connection import RETRY, Retry
 from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, http_size, is_http
+from replaybank.progress import Bar
 from replaybank.storages.capacity import human
 
 try:
@@ -44,6 +45,7 @@ def download(
     dest: str | os.PathLike[str],
     *,
     retry: Retry = RETRY,
+    progress: bool | None = False,
     stop: threading.Event | None = None,
 ) -> Path:
     """Download a file. It gets its name only when it is whole; one that is there already is left as it is.
@@ -55,6 +57,7 @@ def download(
         url: http or https.
         dest: the file to make.
         retry: how long to go on trying.
+        progress: show a progress bar; None: where the error output is a terminal.
         stop: set to give up, with what has come left for another time.
 
     Returns:
@@ -72,11 +75,12 @@ def download(
     with _claimed(target) as part:
         if part is None:
             return target
-        try:
-            _fetch(url, target, part, retry, stop)
-        except ChangedError:
-            part.truncate(0)
-            _fetch(url, target, part, retry, stop)
+        with Bar(target.name, "B", show=progress) as bar:
+            try:
+                _fetch(url, target, part, retry, bar, stop)
+            except ChangedError:
+                part.truncate(0)
+                _fetch(url, target, part, retry, bar, stop)
         part.flush()
         os.fsync(part.fileno())
         os.replace(_beside(target, PART), target)
@@ -85,7 +89,9 @@ def download(
     return target
 
 
-def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry, stop: threading.Event | None) -> None:
+def _fetch(
+    url: str, target: Path, part: IO[bytes], retry: Retry, bar: Bar, stop: threading.Event | None
+) -> None:
     note = _beside(target, NOTE)
     have = part.seek(0, os.SEEK_END)
     size, tag = _noted(note, url)
@@ -108,6 +114,8 @@ def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry, stop: threadin
                 )
         while piece := source.read1(WRITTEN):
             part.write(piece)
+            have += len(piece)
+            bar.reach(have, source.size)
             if stop is not None and stop.is_set():
                 raise InterruptedError(f"{url} is not fetched any further")
 
@@ -186,10 +194,14 @@ class DownloadedSource:
     Args:
         source: the episodes.
         folder: for the shards; made when it is needed.
+        progress: show a progress bar of each download; None: where the error output is a terminal.
     """
 
-    def __init__(self, source: EpisodeSource, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, source: EpisodeSource, folder: str | os.PathLike[str], *, progress: bool | None = False
+    ) -> None:
         self.source = source
+        self.progress = progress
         self.folder = Path(folder)
         self.name: str = source.name
         self.fields: Mapping[Key, FieldSpec] = source.fields
@@ -236,7 +248,7 @@ class DownloadedSource:
         if not is_http(shard.path):
             yield from self.source.episodes(shard, start)
             return
-        path = download(shard.path, self._place(shard))
+        path = download(shard.path, self._place(shard), progress=self.progress)
         if self._following is not None:
             shards = self.shards()
             if shard.number + 1 < len(shards) and is_http(shards[shard.number + 1].path):
