@@ -164,11 +164,14 @@ class _Following:
         self._thread: threading.Thread | None = None
 
     def fetch(self, url: str, target: Path) -> None:
-        """Begin with a shard, once the one before is there."""
-        if self._thread is not None:
-            self._thread.join()
+        """Begin with a shard; the one before has been waited for."""
         self._thread = threading.Thread(target=self._run, args=(url, target), name=_THREAD, daemon=True)
         self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way: a file that was read and removed must not be fetched after that."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self, url: str, target: Path) -> None:
         # Whatever is wrong comes again, and is told, when it is the shard's turn.
@@ -248,6 +251,8 @@ class DownloadedSource:
         if not is_http(shard.path):
             yield from self.source.episodes(shard, start)
             return
+        if self._following is not None:
+            self._following.wait()
         path = download(shard.path, self._place(shard), progress=self.progress)
         if self._following is not None:
             shards = self.shards()
