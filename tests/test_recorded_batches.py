@@ -1,7 +1,7 @@
 """From environments to batches: what is recorded into a small ring, and what transforms make of it.
 
-Each observation of the counting environments says which environment, episode and step it is of. So a batch can be
-held against what is in the storage, without knowing where it lies there.
+Each observation of the counting environments says which environment, episode and step it is of. So a batch
+can be held against what is in the storage, without knowing where it lies there.
 """
 
 from __future__ import annotations
