@@ -20,6 +20,7 @@ test: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	TD_CHECK_INVARIANTS=1 $(BIN)/pytest
+	tests/sanitize.sh --short
 	$(MAKE) torchrl
 	$(MAKE) docs
 

@@ -82,7 +82,7 @@ class Replay(ABC):
 
     @abstractmethod
     def arrays(self, batch: Any) -> Arrays:
-        """Of a batch ``obs``, ``rew`` and ``next_obs``, with goals ``desired`` and ``next_goal``; not timed."""
+        """``obs``, ``rew`` and ``next_obs``, with goals ``desired`` and ``next_goal``; not timed."""
 
     def check(self) -> None:
         """Raise unless a batch is what was asked for."""
@@ -196,7 +196,7 @@ class Cpprb(Replay):
 
     def write(self, episode: Arrays) -> None:
         if self.what == HINDSIGHT:
-            # A goal is a state here, so states are what is achieved; its reward sees the action: the next one.
+            # States are goals here, and what a reward sees is the state before and the action.
             act = np.concatenate([episode["next_goal"], episode["act"][:, :1]], 1)
             self.buffer.add(obs=episode["goal"], act=act, next_obs=episode["next_goal"])
             self.buffer.on_episode_end(np.full(3, -1, np.float32))

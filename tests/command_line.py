@@ -31,7 +31,7 @@ def in_a_process(*arguments: str, **options: object) -> subprocess.CompletedProc
 
 
 def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    def summarise(*_: object) -> None:
+    def summarise(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("replaybank.datasets.openx.summary.summarise", summarise)

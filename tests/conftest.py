@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch is imported, and for the processes that tests start: what tests compute is too little to be
 # worth more than one thread, and threads ruin each other where cores are shared. Tests about threads set
 # their number.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A job in the background of a shell is born deaf to Ctrl-C, and so are the processes that it starts: tests of
+# what Ctrl-C does would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, settings
 

@@ -62,6 +62,7 @@ body{{{light}}}
 body[data-theme="dark"]{{{dark}}}
 @media (prefers-color-scheme:dark){{body:not([data-theme="light"]){{{dark}}}}}
 svg.rb{{display:block;width:100%;max-width:32rem;height:auto;margin:1.5rem auto}}
+.sd-card{{border:1px solid var(--color-background-border)!important}}
 """
 
 

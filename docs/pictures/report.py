@@ -96,7 +96,8 @@ def main(folder: Path) -> None:
         }
         browser.close()
     for name, one in taken.items():
-        one.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=8).save(folder / f"{name}.png", optimize=True)
+        small = one.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=8)
+        small.save(folder / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

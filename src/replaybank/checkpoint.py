@@ -34,6 +34,7 @@ from replaybank.checkpoint_files import fsync_directory
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
+from replaybank.progress import watched_bytes
 from replaybank.sending import Sendable
 
 try:
@@ -66,7 +67,14 @@ _POINTER_LINE = re.compile(rb"(state-[0-9]{8,18}) ([0-9]{1,18}) ([0-9a-f]{8})\n"
 _POINTER_TEXT = re.compile(rb"((?:" + _POINTER_LINE.pattern + rb")+)([0-9a-f]{8})\n")
 
 
-def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle: bool = False) -> None:
+def save(
+    path: StrPath,
+    state: Mapping[str, Any],
+    *,
+    keep: int = 0,
+    allow_pickle: bool = False,
+    progress: bool | None = None,
+) -> None:
     """Save a state as the newest one of the checkpoint at ``path``.
 
     Killed at any instant, the directory holds the state before or the state after, whole. Saves of several
@@ -79,6 +87,8 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
             save at ``path`` holds the rest.
         keep: number of earlier saves that stay readable (see ``load(back=)``).
         allow_pickle: pickle what is none of these; such a state loads only with ``allow_pickle`` again.
+        progress: show the bytes written, once that takes longer than two seconds; by default where the error
+            output is a terminal.
 
     Raises:
         TypeError: the state holds something else, or a key that is no string, or ``keep`` is no integer;
@@ -118,11 +128,12 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
         try:
             some_know = any(isinstance(tensor, Rows) for _, tensor in tensors)
             earlier = Earlier.of(root / complete[0].folder, complete[0]) if some_know and complete else None
-            entry = write_state(folder, tree, tensors, earlier)
+            with watched_bytes("Saving", progress):
+                entry = write_state(folder, tree, tensors, earlier)
             fsync_directory(root)
             kept = [entry, *complete[:keep]]
             lines = "".join(f"{save.folder} {save.size} {save.crc32:08x}\n" for save in kept)
-            _replace_file(root / POINTER, f"{lines}{zlib.crc32(lines.encode()):08x}\n".encode())
+            write_atomically(root / POINTER, f"{lines}{zlib.crc32(lines.encode()):08x}\n".encode())
         except BaseException:
             # Not once the pointer names it: an interrupt may come between the two.
             if all(save.folder != folder.name for save in _complete_saves(root)):
@@ -132,7 +143,9 @@ def save(path: StrPath, state: Mapping[str, Any], *, keep: int = 0, allow_pickle
             shutil.rmtree(root / name, ignore_errors=True)
 
 
-def load(path: StrPath, *, back: int = 0, allow_pickle: bool = False) -> dict[str, Any]:
+def load(
+    path: StrPath, *, back: int = 0, allow_pickle: bool = False, progress: bool | None = None
+) -> dict[str, Any]:
     """Read the newest complete state of a checkpoint, or an earlier one that was kept.
 
     Warns if a later save had been begun and not finished.
@@ -141,6 +154,8 @@ def load(path: StrPath, *, back: int = 0, allow_pickle: bool = False) -> dict[st
         path: the directory given to :func:`save`.
         back: how many saves to go back; 0 is the newest.
         allow_pickle: unpickle objects that were pickled. This can run any code: only for files you trust.
+        progress: show the bytes read, once that takes longer than two seconds; by default where the error
+            output is a terminal.
 
     Returns:
         What was saved, tensors on the CPU.
@@ -151,7 +166,10 @@ def load(path: StrPath, *, back: int = 0, allow_pickle: bool = False) -> dict[st
         DataFormatError: a file is missing, damaged, cut short or hostile, or holds a pickle that is not
             allowed; the message names it.
     """
-    with opened(path, back=back, allow_pickle=allow_pickle, stored=False) as state:
+    with (
+        watched_bytes("Loading", progress),
+        opened(path, back=back, allow_pickle=allow_pickle, stored=False) as state,
+    ):
         return state
 
 
@@ -230,13 +248,18 @@ class Stateful(Sendable, ABC):
         """Whether :meth:`load_state_dict` takes :class:`StoredRows` in place of tensors."""
         return False
 
-    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dumps(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """Save the state into the directory ``path``, atomically (see :func:`save`)."""
-        save(path, self.state_to_save(), keep=keep, allow_pickle=allow_pickle)
+        save(path, self.state_to_save(), keep=keep, allow_pickle=allow_pickle, progress=progress)
 
-    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """Take over the state that :meth:`dumps` left in ``path`` (see :func:`load`)."""
-        with opened(path, allow_pickle=allow_pickle, stored=self.takes_stored_rows) as state:
+        with (
+            watched_bytes("Loading", progress),
+            opened(path, allow_pickle=allow_pickle, stored=self.takes_stored_rows) as state,
+        ):
             self.load_state_dict(state)
 
 
@@ -247,7 +270,7 @@ def write_json_atomically(path: StrPath, obj: Any) -> None:
         TypeError, ValueError: ``obj`` is no JSON (NaN is none); the file is as it was.
     """
     text = json.dumps(obj, indent=1, allow_nan=False)
-    _replace_file(Path(path), (text + "\n").encode())
+    write_atomically(Path(path), (text + "\n").encode())
 
 
 # --- the pointer -----------------------------------------------------------------------------------------
@@ -293,7 +316,8 @@ def _lock(root: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace_file(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step: whoever opens it finds the old content or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:

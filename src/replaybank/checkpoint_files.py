@@ -8,6 +8,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from replaybank.errors import DataFormatError
+from replaybank.progress import moved
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -47,7 +49,14 @@ def in_parallel(work: Callable[[A], B], jobs: Sequence[A]) -> list[B]:
     if len(jobs) < 2:
         return [work(job) for job in jobs]
     with ThreadPoolExecutor(min(_WORKERS, len(jobs)), thread_name_prefix="replaybank-checkpoint") as pool:
-        return list(pool.map(work, jobs))
+        # Each in a copy of the caller's context, which knows whom to tell of the progress.
+        done = [pool.submit(copy_context().run, work, job) for job in jobs]
+        try:
+            return [one.result() for one in done]
+        except BaseException:
+            for one in done:
+                one.cancel()
+            raise
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
@@ -94,6 +103,7 @@ def write_blocks(path: Path, blocks: Iterator[Tensor]) -> tuple[int, int]:
                     written += out.write(piece[written:])
                 size += len(piece)
                 content = content[len(piece) :]
+                moved(len(piece))
         os.fsync(out.fileno())
     return size, checksum
 
@@ -157,6 +167,7 @@ def read_into(path: Path, size: int, crc32: int, memory: memoryview) -> None:
                 raise DataFormatError(f"{path} was cut short while it was read.")
             checksum = zlib.crc32(memory[:count], checksum)
             memory = memory[count:]
+            moved(count)
     if checksum != crc32:
         raise DataFormatError(f"{path} is damaged: its checksum is wrong.")
 
@@ -197,6 +208,7 @@ def fill(source: Any, memory: memoryview, path: Path) -> None:
         if not count:
             raise DataFormatError(f"{path} was cut short while it was read.")
         memory = memory[count:]
+        moved(count)
 
 
 def no_bools(path: Path) -> DataFormatError:

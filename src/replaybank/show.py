@@ -182,4 +182,9 @@ def _names(field: FieldSummary) -> list[tuple[str, str, str]]:
 
 def _camera(image: ImageSummary) -> tuple[str, str, str, str]:
     pixels = f"{image.width} x {image.height}"
-    return "/".join(image.key), image.form, pixels, count(image.bytes_per_frame)
+    return (
+        "/".join(image.key),
+        image.form,
+        pixels,
+        count(image.bytes_per_frame) if image.bytes_per_frame else "?",
+    )

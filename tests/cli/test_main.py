@@ -21,7 +21,9 @@ def test_version() -> None:
     assert result.output == f"replaybank {replaybank.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "convert", "info", "stats", "verify", "report", "stream", "view"])
+@pytest.mark.parametrize(
+    "command", ["demo", "convert", "info", "stats", "verify", "report", "stream", "view"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])
     assert result.exit_code == 0

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hub_shards import write_hub
+from lerobot_files import write_lerobot
+from replaybank import convert
+from replaybank.demo.arm import write_arm_dataset
 from replaybank.demo.run import MARKER, claim, run_demo
 from shared_data import bridge_path
 
@@ -56,8 +60,33 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
     assert (tmp_path / MARKER).exists()
 
 
-def test_data_that_are_no_rlds_folder_leave_no_output_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["converted", "tar shards", "LeRobot"])
+def test_the_demo_takes_data_in_any_form(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    if form == "converted":
+        convert(write_arm_dataset(tmp_path / "arm", episodes=3, shards=1), data, progress=False)
+    elif form == "tar shards":
+        write_hub(data, "data", [(30, 20, 25)])
+    else:
+        write_lerobot(data, "v2.1", [30, 20, 25])
+    result = run_demo(data, output=tmp_path / "out", seconds=0.0)
+    assert result.dataset.form == form
+    assert result.dataset.episodes == 3
+    assert result.training.updates >= 0
+    printed = capsys.readouterr().out
+    if form == "converted":
+        assert result.converted == data
+        assert "none: it is converted already" in printed
+        assert not (tmp_path / "out" / "converted").exists()
+    else:
+        assert result.converted == tmp_path / "out" / "converted" / "data"
+        assert f"size as {form}" in printed
+
+
+def test_data_that_are_no_dataset_leave_no_output_behind(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(FileNotFoundError, match="no RLDS dataset"):
+    with pytest.raises(FileNotFoundError, match="it is neither a converted dataset"):
         run_demo(tmp_path / "data", output=tmp_path / "out", seconds=0.0)
     assert not (tmp_path / "out").exists()

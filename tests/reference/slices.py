@@ -75,7 +75,7 @@ def places(
 def around(
     every: Sequence[Found], length: int, n_columns: int, item: int, back: int, ahead: int
 ) -> tuple[list[int], int, int]:
-    """The slots of the steps around one, clipped to its trajectory, and how many before and from it on there are."""
+    """The slots of the steps around one, clipped to its trajectory, and how many there are."""
     for column, first, steps in every:
         slots = [(first + k) % length * n_columns + column for k in range(steps)]
         if item in slots:

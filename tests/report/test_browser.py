@@ -207,9 +207,12 @@ def test_every_picture_and_control_has_a_name(opened: Opened) -> None:
     assert all(after - before <= 1 for before, after in itertools.pairwise(headings))
 
 
-def test_a_printed_page_has_the_frames_and_no_controls(browser: Browser, page_path: Path) -> None:
-    here = Opened(browser, page_path)
+def test_a_printed_page_is_white_and_has_the_frames_and_no_controls(
+    browser: Browser, page_path: Path
+) -> None:
+    here = Opened(browser, page_path, color_scheme="dark")
     here.page.emulate_media(media="print")
+    assert brightness(here) > 200
     assert not here.page.locator(".controls").first.is_visible()
     assert not here.page.locator("nav").is_visible()
     assert here.shown()[0] == FIRST

@@ -288,3 +288,38 @@ def test_a_damaged_state_is_an_error_in_words(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "bad", state)
     with pytest.raises(DataFormatError, match="is damaged"):
         BufferSubject(tmp_path / "bad")
+
+
+def test_few_bytes_of_a_large_checkpoint_are_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from replaybank.checkpoint_rows import StoredRows
+
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(3000), batch_size=4)
+    buffer.extend(steps(3000).exclude("pixels"))
+    buffer.dumps(tmp_path / "saved")
+    monkeypatch.setattr("replaybank.report.stored_items.BLOCK_BYTES", 4096)
+    read, most = StoredRows.__getitem__, []
+
+    def counted(self: StoredRows, rows: slice) -> torch.Tensor:
+        found = read(self, rows)
+        most.append(found.numel() * found.element_size())
+        return found
+
+    monkeypatch.setattr(StoredRows, "__getitem__", counted)
+    looks, _ = looked(tmp_path / "saved")
+    assert len(looks) == 300
+    assert max(most) <= 4096
+
+
+def test_numbers_without_a_meaning_are_listed_and_not_looked_at(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=ListStorage(10), batch_size=2)
+    buffer.extend([{"flag": True, "count": k, "nothing": None} for k in range(3)])
+    buffer.dumps(tmp_path / "saved")
+    (one,), about = looked(tmp_path / "saved")
+    assert {entry.name: entry.looked for entry in about.entries} == {
+        "flag": True,
+        "count": True,
+        "nothing": False,
+    }
+    assert one.numbers(("count",)).tolist() == [0, 1, 2]  # type: ignore[union-attr]

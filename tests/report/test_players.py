@@ -18,7 +18,7 @@ ENTRIES = (
 
 def played(one: Look, *, room: int = 1 << 24, rewarded: bool = True) -> Player:
     values = {ACTION: one.columns[ACTION].reshape(len(one.columns[ACTION]), -1)}  # type: ignore[union-attr]
-    cast = Cast([one], Roles.of(ENTRIES), {}, values, rewarded)
+    cast = Cast([one], Roles.of(ENTRIES), {}, values, rewarded, 1 << 24)
     sheets, _ = cast.sheets(room)
     (player,) = cast.players(sheets)
     return player
@@ -61,10 +61,16 @@ def test_of_many_numbers_some_are_shown_and_the_rest_counted() -> None:
 def test_without_room_there_are_no_frames_and_the_page_says_so() -> None:
     one = look(0, image=np.zeros((4, 8, 8, 3), np.uint8))
     assert played(one, room=10).views == ()
-    cast = Cast([one], Roles.of(ENTRIES), {}, {}, True)
+    cast = Cast([one], Roles.of(ENTRIES), {}, {}, True, 1 << 24)
     assert cast.sheets(10) == ({}, "there is no room for frames within --max-size")
 
 
 def test_data_without_rewards_show_none() -> None:
     player = played(look(0), rewarded=False)
     assert (player.total, player.data["reward"]) == (None, None)
+
+
+def test_texts_are_no_longer_than_anybody_reads() -> None:
+    player = played(look(0, columns={TEXT: ["a" * 10_000] * 4}))
+    assert player.texts == ("a" * 399 + "\N{HORIZONTAL ELLIPSIS}",)
+    assert len(player.data["texts"][0]) == 1

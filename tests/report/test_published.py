@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hub_shards import pixels, write_hub
+from lerobot_files import shown_numbers, write_lerobot
 from memory_source import MemorySource, episode
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.sources.base import Episode
@@ -69,7 +71,7 @@ def test_of_many_shards_some_are_read_from_their_start(monkeypatch: pytest.Monke
     assert [number % 10 for number in numbers] == [0, 1] * 3
     assert len({number // 10 for number in numbers}) == 3
     assert about.looked == "6 of 80 episodes: the first ones of 3 of 8 shards drawn at random (seed 3)"
-    assert (about.episodes, about.steps) == (80, None)
+    assert (about.episodes, about.steps, about.expected) == (80, None, 6)
 
 
 def test_long_episodes_make_fewer_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +136,7 @@ def test_of_a_large_converted_dataset_some_episodes_are_drawn(
     assert [one.number for one in looks] == sorted({one.number for one in looks})
     assert about.looked == f"3 of {EPISODES} episodes, drawn at random (seed 0)"
     assert len(about.lengths) == EPISODES
+    assert about.expected == 3
 
 
 def test_what_the_catalog_knows_is_among_the_notes(arm: Path, tmp_path: Path) -> None:
@@ -162,3 +165,15 @@ def test_joints_of_lerobot_have_the_names_that_the_data_gives() -> None:
     assert not about.rewarded
     frames = looks[1].frames["observation", "images", "cam_high"]([100])
     assert frames.shape == (1, 480, 640, 3)
+
+
+def test_tar_shards_and_new_lerobot_files_are_looked_at(tmp_path: Path) -> None:
+    looks, about = looked(PublishedSubject(open_source(write_hub(tmp_path / "hub"))))
+    assert [(one.number, one.length) for one in looks] == [(0, 4), (1, 3), (2, 5)]
+    assert looks[1].frames["observation", "image"]([2])[0].tolist() == pixels(1002).tolist()
+    assert about.form == "tar shards dataset"
+    folder = write_lerobot(tmp_path / "lerobot", "v3.0", [6, 4])
+    looks, about = looked(PublishedSubject(open_source(folder)))
+    assert [(one.number, one.length) for one in looks] == [(0, 6), (1, 4)]
+    assert shown_numbers(looks[1].frames["observation", "images", "top"]([0, 3])) == [6, 9]
+    assert about.form == "LeRobot dataset"

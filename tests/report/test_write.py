@@ -197,3 +197,19 @@ def test_the_faults_of_the_bridge_sample_are_found(tmp_path: Path) -> None:
         "No episode is marked as terminated: all 25 episodes ended by truncation.",
         "is_last is not set on the last step of an episode (25 times).",
     ]
+
+
+def test_a_dataset_without_episodes_makes_a_page(tmp_path: Path) -> None:
+    page = page_of(MemorySource([[]]), tmp_path)
+    assert "all 0 episodes" in page
+    assert "<article" not in page
+
+
+def test_flags_and_whole_numbers_that_never_change_are_told(tmp_path: Path) -> None:
+    def still(number: int) -> Episode:
+        one = episode(number, 3)
+        return replace(one, steps={**one.steps, ("action",): np.ones((3, 2), bool)})
+
+    fields = {**FIELDS, ("action",): replace(FIELDS["action",], dtype=np.dtype(bool))}
+    page = page_of(MemorySource([[still(n) for n in range(2)]], fields), tmp_path)
+    assert "2 of 2 action numbers never change." in page

@@ -15,16 +15,21 @@ from torch import Tensor
 
 from reference.streams import Streams, discounted
 from replaybank import (
+    CompressedListStorage,
     FrameStack,
     HindsightRelabel,
+    ImmutableDatasetWriter,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     NStep,
     PrioritizedSampler,
+    RandomSampler,
     ReplayBuffer,
     SliceSampler,
     TensorDictReplayBuffer,
+    TensorStorage,
 )
 
 
@@ -184,6 +189,63 @@ def test_storages_that_make_what_they_give_are_read_as_they_are(storage: str, tm
             assert places == [int(frame[0]) for frame in frames]
             run = streams.run(column, places[-1], 3)
             assert batch["next", "observation"][k].tolist() == run[-1].after
+
+
+@pytest.mark.parametrize("shape", ["negative", "int32", "columns"])
+def test_the_indices_of_a_sampler_of_a_users_own_are_understood(shape: str) -> None:
+    class Own(RandomSampler):
+        def sample(self, storage: Any, batch_size: int) -> Any:
+            index, info = super().sample(storage, batch_size)
+            if isinstance(index, tuple):
+                return (index[0] - 20, index[1]), info
+            return (index - len(storage) if shape == "negative" else index.int()), info
+
+    nested = shape == "columns"
+    streams = Streams(0, 2 if nested else 1, 20)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40 if nested else 20, ndim=2 if nested else 1),
+        sampler=Own(),
+        transform=NStep(3, 0.9),
+        batch_size=16,
+    )
+    data = streams.steps(31)
+    buffer.extend(data if nested else data[0])
+    batch = buffer.sample()
+    for k, (column, place) in enumerate(zip(batch["column"].tolist(), batch["place"].tolist(), strict=True)):
+        assert int(batch["steps_to_next_obs"][k]) == len(streams.run(column, place, 3))
+
+
+@pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage, CompressedListStorage])
+def test_items_of_lists_are_read_where_ends_are_given(kind: Any) -> None:
+    data = Streams(0, 1, 20).steps(12)[0]
+    buffer = TensorDictReplayBuffer(
+        storage=kind(12),
+        sampler=SliceSampler(slice_len=2, ends=torch.arange(12) % 4 == 3),
+        transform=[NStep(3, 1.0), FrameStack(2, dim=None)],
+        batch_size=16,
+    )
+    buffer.extend(list(data.unbind(0)))
+    batch = buffer.sample()
+    for k, place in enumerate(batch["place"].tolist()):
+        last = min(place + 2, place // 4 * 4 + 3)
+        assert float(batch["next", "reward"][k]) == pytest.approx(
+            float(data["next", "reward"][place : last + 1].sum()), abs=1e-6
+        )
+        before = max(place - 1, place // 4 * 4)
+        assert batch["observation"][k].tolist() == data["observation"][[before, place]].tolist()
+
+
+def test_tensors_that_were_given_are_read_as_they_lie() -> None:
+    streams = Streams(0, 3, 20)
+    data = streams.steps(20)
+    for given in (data.transpose(0, 1), data[:, ::2].transpose(0, 1).contiguous(), data[:1].transpose(0, 1)):
+        storage = TensorStorage(given, ndim=2)
+        buffer = TensorDictReplayBuffer(
+            storage=storage, writer=ImmutableDatasetWriter(), transform=NStep(1, 0.5), batch_size=16
+        )
+        batch = buffer.sample()
+        rows, columns = batch["index"].unbind(1)
+        assert torch.equal(batch["next", "reward"], given["next", "reward"][rows, columns])
 
 
 def test_items_that_are_no_tensordicts_are_refused() -> None:

@@ -105,6 +105,30 @@ def test_returns_of_whole_rewards_are_float32() -> None:
     assert batch["next", "original_reward"].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_steps", [7, 16, 17, 100, 10**12])
+def test_returns_of_any_length_end_with_the_trajectory(dtype: torch.dtype, n_steps: int) -> None:
+    batch = in_order(
+        steps(torch.ones(25, 1, dtype=dtype), done=flags(3, 24, count=25)), NStep(n_steps, 1.0), rows=25
+    )
+    expected = [min(n_steps, left) for left in [*range(4, 0, -1), *range(21, 0, -1)]]
+    assert batch["steps_to_next_obs"].squeeze(-1).tolist() == expected
+    assert batch["next", "reward"].squeeze(-1).tolist() == expected
+
+
+def test_returns_of_vectors_have_one_discount() -> None:
+    batch = in_order(steps(torch.ones(3, 2, 4), done=flags(2, count=3)), NStep(2, 0.5))
+    assert batch["next", "reward"].shape == (3, 2, 4)
+    assert batch["next", "reward"][:, 1, 3].tolist() == [1.5, 1.5, 1.0]
+    assert batch["gamma"].shape == batch["nonterminal"].shape == (3, 1, 1)
+
+
+def test_complex_rewards_are_refused() -> None:
+    data = steps(torch.ones(3, 1, dtype=torch.complex64), done=flags(2, count=3))
+    with pytest.raises(TypeError, match=r"is torch\.complex64: a return is a sum of real rewards"):
+        in_order(data, NStep(2, 0.5))
+
+
 def test_several_rewards_are_summed_each() -> None:
     data = steps(torch.ones(3), done=flags(2, count=3))
     data["next", "cost"] = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -174,6 +198,15 @@ def test_an_entry_under_next_alone_is_stacked_by_itself() -> None:
     data = steps(torch.ones(3, 1), done=flags(2, count=3))
     batch = in_order(data, FrameStack(2, dim=None, in_keys=[("next", "reward")]))
     assert batch["next", "reward"].shape == (3, 2, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, torch.bool, torch.bfloat16, torch.int8])
+def test_frames_of_every_dtype_are_padded(dtype: torch.dtype) -> None:
+    data = steps(torch.ones(3, 1), done=flags(2, count=3))
+    data["frame"] = torch.zeros(3, 2).to(dtype)
+    batch = in_order(data, FrameStack(2, in_keys=["frame"], padding="constant", padding_value=1))
+    assert batch["frame"].dtype is dtype
+    assert batch["frame"].float().tolist() == [[1.0, 1.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4]
 
 
 def test_frames_without_that_dimension_are_refused() -> None:
@@ -273,6 +306,47 @@ def test_ends_stay_as_stored_without_a_function_for_them() -> None:
 def test_rewards_of_another_number_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"was given 4 goals and gave values of shape \[1\]"):
         in_order(goals(4, 3), HindsightRelabel(lambda achieved, goal: torch.zeros(1), ratio=1.0))
+
+
+@pytest.mark.parametrize("value", [None, "one"])
+def test_rewards_that_are_no_numbers_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"<lambda> was given 4 goals and gave a .* Give a tensor, an array"):
+        in_order(goals(4, 3), HindsightRelabel(lambda achieved, goal: value, ratio=1.0))
+
+
+def test_rewards_that_a_network_made_carry_no_gradient() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    batch = in_order(goals(4, 3), HindsightRelabel(lambda achieved, goal: achieved * weight, ratio=1.0))
+    assert not batch["next", "reward"].requires_grad
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.uint16, torch.int64, torch.bfloat16, torch.float64]
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 4, 4)])
+def test_goals_of_every_form_are_relabelled(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    data = goals(4, 3)
+    for key in ("achieved_goal", "desired_goal", ("next", "achieved_goal")):
+        number = data[key].view(4, *(1,) * len(shape)).expand(4, *shape)
+        data[key] = (number == 4 if dtype is torch.bool else number).clone().to(dtype)
+
+    def reached(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+        assert achieved.dtype is goal.dtype is dtype
+        return (achieved == goal).reshape(len(achieved), -1).all(1)
+
+    batch = in_order(data, HindsightRelabel(reached, strategy="final", ratio=1.0))
+    assert batch["next", "reward"].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert batch["desired_goal"].dtype is dtype
+    assert torch.equal(
+        batch["desired_goal"].double(), torch.full((4, *shape), 1.0 if dtype is torch.bool else 4.0).double()
+    )
+
+
+def test_goals_of_another_shape_than_what_is_achieved_are_refused() -> None:
+    data = goals(4, 3)
+    data["desired_goal"] = torch.zeros(4, 2)
+    with pytest.raises(RuntimeError, match=r"is of shape \[\], and the goal 'desired_goal' of shape \[2\]"):
+        in_order(data, HindsightRelabel(torch.eq, ratio=1.0))
 
 
 @pytest.mark.parametrize(("name", "value"), [("strategy", "random"), ("ratio", 1.5), ("ratio", -0.5)])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from replaybank import checkpoint
 from replaybank.errors import DataFormatError
+from replaybank.progress import watched_bytes
 from replaybank.storages.base import Storage
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
@@ -23,13 +24,16 @@ IN_MEMORY = 1 << 30
 
 
 @contextmanager
-def opened_buffers(path: checkpoint.StrPath) -> Iterator[list[CheckpointedBuffer]]:
+def opened_buffers(
+    path: checkpoint.StrPath, *, progress: bool | None = None
+) -> Iterator[list[CheckpointedBuffer]]:
     """The buffers of a checkpoint: one, or those of an ensemble. Checks all files: O(bytes).
 
     What they say and load is good within the ``with`` block, where savers to ``path`` wait.
 
     Args:
         path: what ``dumps`` was given.
+        progress: show the bytes read, if it takes long; by default where the error output is a terminal.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -46,7 +50,9 @@ def opened_buffers(path: checkpoint.StrPath) -> Iterator[list[CheckpointedBuffer
         ...         saved.kind("storage"), saved.length, saved.capacity, saved.load_storage()[2]
         ('LazyTensorStorage', 3, 10, tensor([0., 0.]))
     """
-    with checkpoint.opened(path) as state:
+    with ExitStack() as stack:
+        with watched_bytes("Reading", progress):
+            state = stack.enter_context(checkpoint.opened(path))
         parts = state.get("buffers")
         states = parts if isinstance(parts, list) and parts else [state]
         for part in states:

@@ -14,6 +14,7 @@ from replaybank.buffers.locks import BufferLock
 from replaybank.buffers.replay_buffer import ReplayBuffer
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.buffers.transforms import TransformChain
+from replaybank.progress import watched_bytes
 from replaybank.samplers.ensemble import SamplerEnsemble, drawn
 from replaybank.storages.ensemble import StorageEnsemble, combined
 from replaybank.writers.ensemble import WriterEnsemble
@@ -267,7 +268,9 @@ class ComposedEnsemble(TensorDictReplayBuffer):
         with self._held(lambda lock: lock.writing):
             ensemble_saving.take_over(self, state_dict)
 
-    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dumps(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """Save everything, the buffers included, into the directory ``path``, atomically.
 
         Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile; writing
@@ -278,20 +281,23 @@ class ComposedEnsemble(TensorDictReplayBuffer):
             path: a directory; made if missing.
             keep: number of earlier saves that stay in it (see :func:`replaybank.checkpoint.load`).
             allow_pickle: pickle items of a :class:`ListStorage` that are no tensors or plain values.
+            progress: show the bytes written, if it takes long; by default where the error output is a
+                terminal.
 
         Raises:
             TypeError: there are such items and ``allow_pickle`` is not set, or a save hook returned no state;
                 nothing has been saved.
         """
-        with self._held(lambda lock: lock.paused_writing()):
+        with watched_bytes("Saving", progress), self._held(lambda lock: lock.paused_writing()):
             ensemble_saving.dump(self, path, keep=keep, allow_pickle=allow_pickle)
 
-    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """Take over what :meth:`dumps` left in ``path``; warns if a later save was not finished.
 
         Args:
             path: the directory.
             allow_pickle: unpickle what was pickled. This can run any code: only for files you trust.
+            progress: show the bytes read, if it takes long; by default where the error output is a terminal.
 
         Raises:
             FileNotFoundError: nothing was saved there.
@@ -299,7 +305,7 @@ class ComposedEnsemble(TensorDictReplayBuffer):
             ValueError: the state is of other buffers, or of another capacity; nothing has been changed.
             TypeError: a load hook returned no state; nothing has been changed.
         """
-        with self._held(lambda lock: lock.writing):
+        with watched_bytes("Loading", progress), self._held(lambda lock: lock.writing):
             ensemble_saving.restore(self, path, allow_pickle=allow_pickle)
 
     def __getstate__(self) -> dict[str, Any]:

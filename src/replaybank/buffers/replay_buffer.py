@@ -15,6 +15,7 @@ from replaybank.buffers.base import ComposedBuffer
 from replaybank.buffers.collate import collate, time_to_front
 from replaybank.buffers.parts import batch_size_of, copy_of, draw_of
 from replaybank.buffers.prefetch import Batch
+from replaybank.progress import watched_bytes
 from replaybank.samplers.arguments import takes_generation
 from replaybank.samplers.base import FromItems, completed
 from replaybank.storages._tensordict import leaf_of
@@ -551,7 +552,9 @@ class ReplayBuffer(ComposedBuffer):
         with self._writing:
             saving.take_over(self, state_dict)
 
-    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dumps(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """Save everything into the directory ``path``, atomically.
 
         Killed at any instant, ``path`` holds the state before or after. Sampling goes on meanwhile (between
@@ -563,6 +566,8 @@ class ReplayBuffer(ComposedBuffer):
             path: a directory; made if missing.
             keep: number of earlier saves that stay in it (see :func:`replaybank.checkpoint.load`).
             allow_pickle: pickle items of a :class:`ListStorage` that are no tensors or plain values.
+            progress: show the bytes written, if it takes long; by default where the error output is a
+                terminal.
 
         Raises:
             TypeError: there are such items and ``allow_pickle`` is not set, or a save hook returned no state;
@@ -582,10 +587,10 @@ class ReplayBuffer(ComposedBuffer):
             tensor([0, 1, 2])
         """
         self._ready()
-        with self._lock.paused_writing():
+        with watched_bytes("Saving", progress), self._lock.paused_writing():
             saving.dump(self, path, keep=keep, allow_pickle=allow_pickle)
 
-    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """Take over what :meth:`dumps` left in ``path``; warns if a later save was not finished.
 
         The buffer may have another capacity, as long as the items fit: samplers and writers go on as they
@@ -595,6 +600,7 @@ class ReplayBuffer(ComposedBuffer):
         Args:
             path: the directory.
             allow_pickle: unpickle what was pickled. This can run any code: only for files you trust.
+            progress: show the bytes read, if it takes long; by default where the error output is a terminal.
 
         Raises:
             FileNotFoundError: nothing was saved there.
@@ -603,37 +609,44 @@ class ReplayBuffer(ComposedBuffer):
                 changed.
             TypeError: a load hook returned no state; nothing has been changed.
         """
-        with self._writing:
+        with watched_bytes("Loading", progress), self._writing:
             saving.restore(self, path, allow_pickle=allow_pickle)
 
-    def save(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def save(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """The same as :meth:`dumps`.
 
         Args:
             path: see :meth:`dumps`.
             keep: see there.
             allow_pickle: see there.
+            progress: see there.
         """
-        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle, progress=progress)
 
-    def dump(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dump(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """The same as :meth:`dumps`.
 
         Args:
             path: see :meth:`dumps`.
             keep: see there.
             allow_pickle: see there.
+            progress: see there.
         """
-        self.dumps(path, keep=keep, allow_pickle=allow_pickle)
+        self.dumps(path, keep=keep, allow_pickle=allow_pickle, progress=progress)
 
-    def load(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def load(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """The same as :meth:`loads`.
 
         Args:
             path: see :meth:`loads`.
             allow_pickle: see there.
+            progress: see there.
         """
-        self.loads(path, allow_pickle=allow_pickle)
+        self.loads(path, allow_pickle=allow_pickle, progress=progress)
 
 
 def _refuse_none(data: Any) -> None:

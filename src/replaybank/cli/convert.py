@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from replaybank.cli.arguments import Images, LastStep, OnError, Origin, data_path, output_folder
+from replaybank.cli.progress import shown
 
 
 def convert(
@@ -66,7 +66,7 @@ def convert(
         folder,
         split=split,
         overwrite=overwrite,
-        progress=not quiet and sys.stderr.isatty(),
+        progress=shown(quiet),
         on_error=on_error.value,
         images=images.value,
         image_keys=image_key or None,

@@ -12,7 +12,9 @@ from replaybank.cli.arguments import data_path, output_folder
 def demo(
     data: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="An RLDS dataset to use; without it a simulated arm's is written."),
+        typer.Option(
+            metavar="PATH", help="A dataset in any form to use; without it a simulated arm's is written."
+        ),
     ] = None,
     output: Annotated[str, typer.Option(help="Folder for all files that are made.")] = "demo-output",
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to train.")] = 60.0,

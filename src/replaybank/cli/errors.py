@@ -25,6 +25,13 @@ INTERRUPTED = 130
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+_WORDS = (
+    ("image_keys: ", "--image-key: "),
+    ("are given as source=, their path or URL", "are given by their path or URL"),
+)
+"""What the Python interface calls things in errors, and what a user of the command line does."""
+
+
 def drop_output() -> None:
     """See to it that what cannot be written is not written again when Python ends, which would fail again."""
     try:
@@ -63,7 +70,7 @@ def fail(error: Exception, debug: bool) -> int:
     status = FAILED
     if isinstance(error, _UsageError):
         message: Callable[[], str] = getattr(error, "format_message", error.__str__)
-        status, text = MISUSED, message()
+        status, text = MISUSED, _usage(message(), error)
     elif isinstance(error, OSError):
         of = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
         text = f"{of}: {error.strerror}" if of and error.strerror else str(error)
@@ -77,4 +84,16 @@ def fail(error: Exception, debug: bool) -> int:
         status, text = MISUSED, str(error)
     else:
         text = f"unexpected {type(error).__name__}: {error} (`replaybank --debug ...` shows where)"
+    for said, here in _WORDS:
+        text = text.replace(said, here)
     return say(text, status)
+
+
+def _usage(text: str, error: Exception) -> str:
+    """What typer says of wrong arguments, without its own words, and where the right ones stand."""
+    for words in ("Invalid value: ", "Value error, "):
+        text = text.replace(words, "")
+    context = getattr(error, "ctx", None)
+    if context is None or not text.startswith(("Missing", "No such", "Got unexpected")):
+        return text
+    return f"{text.rstrip('.')}; see `{context.command_path} --help`"

@@ -10,7 +10,7 @@ import typer
 
 from replaybank.cli.arguments import data_path
 from replaybank.cli.errors import FAILED
-from replaybank.cli.progress import reading
+from replaybank.cli.progress import NoBar, shown
 
 MOST_NUMBERS = 32
 """Lines that ``stats`` shows of an entry that was not asked for by name: joints fit, embeddings do not."""
@@ -33,28 +33,44 @@ def info(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="PATH", help="Path or URL of a dataset, converted or not, or an id of `replaybank list`."
+            metavar="PATH",
+            help="Path or URL of a dataset, converted or not, or an id of `replaybank list`; or a "
+            "checkpoint of a buffer.",
         ),
     ],
     split: Annotated[
         str | None, typer.Option(help="Which split of a dataset as published.", show_default="train")
     ] = None,
+    quiet: NoBar = False,
 ) -> None:
-    """Show what is in a dataset: entries, episodes, lengths, images, instructions.
+    """Show what is in a dataset or a checkpoint: entries, episodes, lengths, images, instructions.
 
     Of an id that is no path: what the catalog knows.
     """
+    from replaybank import checkpoint
     from replaybank.datasets.openx.catalog import facts_of
+    from replaybank.datasets.openx.sources.lerobot import NoDataError
     from replaybank.datasets.openx.sources.open import is_name
-    from replaybank.datasets.openx.summary import summarise
+    from replaybank.datasets.openx.summary import folder_bytes, summarise
     from replaybank.show import show_facts, show_summary
 
+    place = data_path(path)
     if is_name(path):
         show_facts(facts_of(path))
-        return
-    with reading("shard") as show:
-        summary = summarise(data_path(path), split, show)
-    show_summary(summary)
+    elif "://" not in place and checkpoint.is_checkpoint(place):
+        from replaybank.buffers.checkpointed import opened_buffers
+        from replaybank.show_buffers import show_buffers
+
+        with opened_buffers(place, progress=shown(quiet)) as buffers:
+            show_buffers(path, buffers, folder_bytes(place) or 0)
+    else:
+        try:
+            summary = summarise(place, split, progress=shown(quiet))
+        except NoDataError as error:
+            from replaybank.datasets.openx.metadata import summarise_metadata
+
+            summary = summarise_metadata(place, split or "train", error.missing)
+        show_summary(summary)
 
 
 def stats(
@@ -67,6 +83,7 @@ def stats(
         ),
     ] = None,
     images: Annotated[bool, typer.Option("--images", help="Look at the cameras too, by channel.")] = False,
+    quiet: NoBar = False,
 ) -> None:
     """Show mean, deviation, range and quantiles of a converted dataset's entries, number by number."""
     from replaybank.datasets.openx.stats import dataset_stats
@@ -78,7 +95,8 @@ def stats(
     unknown = [asked for asked in key or () if asked not in there]
     if unknown:
         raise typer.BadParameter(f"--key {unknown[0]}: there is no such entry; there are {', '.join(there)}")
-    found = dataset_stats(dataset, [there[asked] for asked in key] if key else None, images=images)
+    keys = [there[asked] for asked in key] if key else None
+    found = dataset_stats(dataset, keys, images=images, progress=shown(quiet))
     show_stats(found, most=None if key else MOST_NUMBERS, names=dataset.manifest.dim_names)
 
 
@@ -93,8 +111,7 @@ def verify(
     from replaybank.datasets.openx.verify import verify as verify_dataset
     from replaybank.terminal import line
 
-    with reading("part", quiet=quiet) as show:
-        found = verify_dataset(data_path(path), split, show)
+    found = verify_dataset(data_path(path), split, progress=shown(quiet))
     for problem in found.problems:
         line(f"{problem.where}: {problem.what}")
     if not quiet:

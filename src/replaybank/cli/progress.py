@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import Annotated, TypeAlias
+
+import typer
+
+from replaybank.progress import Bar
+
+NoBar: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")]
+"""The option of commands that print what they were asked for in any case."""
 
 
 @contextmanager
@@ -13,16 +19,10 @@ def reading(
     unit: str, *, quiet: bool = False, title: str = "Reading"
 ) -> Iterator[Callable[[int, int], None]]:
     """A progress bar, which is told how many are done, and of how many."""
-    from tqdm import tqdm
+    with Bar(title, unit, show=shown(quiet)) as bar:
+        yield bar.reach
 
-    with ExitStack() as closing:
-        bars: list[tqdm[Any]] = []  # one, once something has been read: none flashes up before an error
 
-        def show(done: int, of: int) -> None:
-            if not bars:
-                shown = not quiet and sys.stderr.isatty() and of > 1
-                bars.append(tqdm(desc=title, total=of, unit=unit, leave=False, disable=not shown))
-                closing.callback(bars[0].close)
-            bars[0].update(done - bars[0].n)
-
-        yield show
+def shown(quiet: bool) -> bool | None:
+    """What ``progress=`` is for a command: never a bar, or one where a terminal is looked at."""
+    return False if quiet else None

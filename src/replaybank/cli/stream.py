@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from replaybank.cli.arguments import OnError, data_path
-from replaybank.cli.progress import reading
+from replaybank.cli.progress import NoBar, reading
 
 
 def stream(
@@ -35,6 +35,7 @@ def stream(
     on_error: Annotated[
         OnError, typer.Option(help="Stop at a record that cannot be read, or leave it out and count it.")
     ] = OnError.raise_,
+    quiet: NoBar = False,
 ) -> None:
     """Stream a dataset for a while, without storing it, and show how fast it comes with how much memory."""
     from replaybank.datasets.openx.files import is_converted
@@ -62,7 +63,7 @@ def stream(
         on_error=on_error.value,
     )
     try:
-        with reading("s", title="Streaming") as show:
+        with reading("s", quiet=quiet, title="Streaming") as show:
             whole = int(seconds)
             measured = measure(dataset, seconds, show=lambda gone: show(min(int(gone), whole), whole))
     finally:

@@ -14,9 +14,10 @@ import torch
 from tqdm import tqdm
 
 from replaybank.datasets.openx.convert import convert
+from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.sources.rlds import RLDSSource
-from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, summarise_source
+from replaybank.datasets.openx.sources.open import open_published
+from replaybank.datasets.openx.summary import DatasetSummary, folder_bytes, summarise
 from replaybank.demo.arm import NAME, VERSION, write_arm_dataset
 from replaybank.demo.training import Training, train
 from replaybank.show import show_summary
@@ -66,7 +67,8 @@ def run_demo(
     """Write or take a dataset, look at it, convert it, draw from it, learn from it.
 
     Args:
-        data: folder or URL of an RLDS dataset; ``None`` writes the simulated arm's.
+        data: folder, URL or id of a dataset in any form, converted or not; ``None`` writes the simulated
+            arm's.
         output: folder for all files; its former contents are replaced only where the demo made them.
         seconds: how long to train.
         seed: of the simulated arm, the draws and the network.
@@ -77,26 +79,30 @@ def run_demo(
 
     Raises:
         FileExistsError: ``output`` holds something that the demo did not make.
-        FileNotFoundError: there is no RLDS dataset at ``data``.
+        FileNotFoundError: there is no dataset at ``data``.
         ValueError: a network cannot learn from the data.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read or written.
     """
-    source = RLDSSource(data) if data is not None else None
+    progress = False if quiet else None
+    if data is not None and not is_converted(data):
+        open_published(data, allow_missing_shards=True)  # before anything is made
     claim(output)
-    show_progress = not quiet and sys.stderr.isatty()
-    if source is None:
+    if data is None:
         folder = output / "rlds" / NAME / VERSION
         _say(quiet, f"Writing episodes of a simulated arm to {folder}")
         shutil.rmtree(folder, ignore_errors=True)
-        source = RLDSSource(write_arm_dataset(folder, seed=seed))
-    dataset = summarise_source(source)
+        data = write_arm_dataset(folder, seed=seed)
+    dataset = summarise(data, progress=progress)
     if not quiet:
         show_summary(dataset)
-    destination = output / "converted" / dataset.name
-    _say(quiet, f"Converting {count(dataset.episodes)} episodes into memory-mapped tensors")
     began = time.perf_counter()
-    convert(source, destination, overwrite=True, progress=show_progress)
+    if is_converted(data):
+        destination = Path(data)
+    else:
+        destination = output / "converted" / dataset.name
+        _say(quiet, f"Converting {count(dataset.episodes)} episodes into memory-mapped tensors")
+        convert(data, destination, overwrite=True, progress=progress, allow_missing=True)
     conversion_seconds = time.perf_counter() - began
     slice_len = min(SLICE, dataset.length_range[0])
     batch_size = BATCH // slice_len * slice_len
@@ -112,7 +118,7 @@ def run_demo(
     _say(quiet, f"Training a behaviour-cloning network for {seconds:g} s on slices of {slice_len} steps")
     lengths = replay.dataset.bounds[:, 1]
     episodes = torch.arange(len(lengths)).repeat_interleave(lengths)
-    with _training_bar(show_progress) as on_progress:
+    with _training_bar(not quiet and sys.stderr.isatty()) as on_progress:
         training = train(
             replay, episodes, seconds=seconds, batch_size=batch_size, seed=seed, on_progress=on_progress
         )
@@ -165,7 +171,7 @@ def batches_per_second(replay: OpenXExperienceReplay, batch_size: int, seconds: 
 
 def show_result(result: DemoResult) -> None:
     """Print the figures that a user wants to see."""
-    dataset, training, spent = result.dataset, result.training, max(result.conversion_seconds, 1e-9)
+    dataset, training = result.dataset, result.training
     instructions = next((texts for texts in dataset.texts.values() if texts), None)
     cameras = ", ".join(f"{image.key[-1]} ({image.width} x {image.height})" for image in dataset.images)
     facts = [
@@ -174,13 +180,7 @@ def show_result(result: DemoResult) -> None:
         ("steps", count(dataset.steps)),
         ("cameras", cameras or "none"),
         ("an instruction", short(instructions.most_common(1)[0][0]) if instructions else "none"),
-        ("size as RLDS", size(dataset.bytes) if dataset.bytes is not None else "not known behind a URL"),
-        ("size converted", size(result.converted_bytes)),
-        (
-            "conversion",
-            f"{count(dataset.steps / spent)} steps/s, {size((dataset.bytes or 0) / spent)}/s read, "
-            f"{size(result.converted_bytes / spent)}/s written",
-        ),
+        *_conversion(result),
         (
             "sampling",
             f"{result.batches_per_second:,.1f} batches/s of {result.batch_size} steps, "
@@ -202,7 +202,22 @@ def show_result(result: DemoResult) -> None:
     if training.layout.left_out:
         left_out = ", ".join("/".join(key) for key in training.layout.left_out)
         line(f"Not shown to the network: {left_out}")
-    table("The files", [("RLDS", dataset.path), ("converted", str(result.converted))])
+    files = [(dataset.form, dataset.path)] if dataset.form != "converted" else []
+    table("The files", [*files, ("converted", str(result.converted))])
+
+
+def _conversion(result: DemoResult) -> list[tuple[str, str]]:
+    """How fast the dataset was converted, if it was not yet."""
+    dataset, spent = result.dataset, max(result.conversion_seconds, 1e-9)
+    if dataset.form == "converted":
+        return [("size", size(result.converted_bytes)), ("conversion", "none: it is converted already")]
+    published = size(dataset.bytes) if dataset.bytes is not None else "not known behind a URL"
+    rates = f"{count(dataset.steps / spent)} steps/s, {size((dataset.bytes or 0) / spent)}/s read, "
+    return [
+        (f"size as {dataset.form}", published),
+        ("size converted", size(result.converted_bytes)),
+        ("conversion", f"{rates}{size(result.converted_bytes / spent)}/s written"),
+    ]
 
 
 def _say(quiet: bool, text: str) -> None:

@@ -25,6 +25,7 @@ from replaybank.report.look import (
     Look,
     Progress,
     Sampling,
+    expected_of,
 )
 from replaybank.report.sampling import samplings_of
 from replaybank.report.stored_items import Items, items_of
@@ -210,22 +211,24 @@ class BufferSubject:
     def about(self) -> About:
         """What the checkpoint says of itself."""
         entries = {entry.key: entry for part in self._parts for entry in part.items.entries}
-        lengths = [part.runs[2] for part in self._parts]
+        parts = [part.runs[2] for part in self._parts]
+        lengths = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         return About(
             name=self._path.name or str(self._path),
             form="checkpoint of a buffer",
             path=str(self._path),
             facts=tuple(self._facts),
             entries=tuple(entries.values()),
-            lengths=np.concatenate(lengths) if lengths else np.zeros(0, np.int64),
+            lengths=lengths,
             episodes=self._trajectories,
-            steps=sum(int(length.sum()) for length in lengths),
+            steps=int(lengths.sum()),
             bytes=folder_bytes(self._path),
             looked=self._in_words(),
             notes=tuple(self._notes),
             samplings=tuple(self._samplings),
             episodic=all(part.episodic for part in self._parts),
             rewarded=any(key in entries for key in REWARDS),
+            expected=expected_of(lengths, LOOKED_TRAJECTORIES),
         )
 
     def _in_words(self) -> str:
@@ -244,7 +247,7 @@ def _part(items: Items, where: str) -> _Part:
         index = TrajectoryIndex(signal)
         try:
             index.sync(items)
-        except (RuntimeError, KeyError, TypeError):  # of that name, but no signal
+        except (RuntimeError, KeyError, TypeError, ValueError):  # of that name, but no signal
             continue
         if index.n_trajectories:
             runs = index.eligible().runs.numpy()

@@ -59,7 +59,7 @@ def number_findings(labels: Sequence[str], values: npt.NDArray[Any], *, action: 
     cut: list[str] = []
     cut_values = 0
     for number, label in enumerate(labels):
-        column = values[:, number]
+        column = values[:, number].astype(np.float64)
         good = column[np.isfinite(column)]
         if len(good) > 1 and good.min() == good.max():
             constant.append(f"{label} is {good[0]:g} in {len(good):,} steps")

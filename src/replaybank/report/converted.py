@@ -27,6 +27,7 @@ from replaybank.report.look import (
     Frames,
     Look,
     Progress,
+    expected_of,
     hz_of,
     without_missing,
 )
@@ -142,6 +143,7 @@ class ConvertedSubject:
             rate=hz_of(manifest.name),
             notes=(*self._defects(), *without_missing(summary.notes)),
             rewarded=NEXT_REWARD in {leaf.key for leaf in manifest.leaves},
+            expected=expected_of(lengths, LOOKED_EPISODES),
         )
 
     def _defects(self) -> tuple[str, ...]:

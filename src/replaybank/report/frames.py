@@ -47,6 +47,8 @@ LADDER: Final = (
 KEPT_QUALITY: Final = 95
 """Of the frames that wait in memory until it is known how much room there is."""
 _FINE: Final = 90  # from this quality on colours are kept as sharp as brightness
+_TYPICAL: Final = 0.08  # bytes a pixel of a JPEG
+_WAITING: Final = 4  # times the room there is on the page
 BLOCK: Final = 16
 """Pixels of a JPEG's blocks: cells of whole blocks do not run into each other."""
 MARGIN: Final = 4
@@ -110,17 +112,29 @@ class Sheet:
         return x, y
 
 
-def strip_of(look: Look, frames: Frames) -> Strip:
+def first_rung(strips: int, room: int) -> Rung:
+    """The best rung that so many strips may come to, so that what waits for its size fits into memory.
+
+    >>> first_rung(6, 8_000_000) == LADDER[0], first_rung(1000, 8_000_000).side
+    (True, 128)
+    """
+    for rung in LADDER:
+        if strips * rung.frames * rung.side**2 * _TYPICAL <= _WAITING * room:
+            return rung
+    return LADDER[-1]
+
+
+def strip_of(look: Look, frames: Frames, rung: Rung = LADDER[0]) -> Strip:
     """Frames of an episode, as many and as large as there may be room for. O(frames).
 
     Raises:
         DataFormatError: one cannot be decoded.
     """
-    steps = spread(look.steps, LADDER[0].frames).tolist()
+    steps = spread(look.steps, rung.frames).tolist()
     jpegs = []
     for step in steps:  # one after the other: large ones need not fit into memory together
         pixels = as_pixels(frames([step]))[0]
-        jpegs.append(_jpeg(_shrunk(pixels, LADDER[0].side), KEPT_QUALITY))
+        jpegs.append(_jpeg(_shrunk(pixels, rung.side), KEPT_QUALITY))
     return Strip(tuple(steps), tuple(jpegs))
 
 

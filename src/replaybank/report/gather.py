@@ -27,7 +27,7 @@ from replaybank.report.checks import (
     Times,
 )
 from replaybank.report.findings import LEVELS, MOST_PLACES, Check, Finding
-from replaybank.report.look import REWARDS, STATES, About, Look, Roles, name_of
+from replaybank.report.look import REWARDS, About, Look, Roles, short_name
 
 MOST_NUMBERS: Final = 64
 """Of an entry whose distribution is shown: joints fit, embeddings do not."""
@@ -216,7 +216,7 @@ def labels_of(key: Key, count: int, names: Mapping[Key, Sequence[str]]) -> list[
     own = names.get(key, ())
     if len(own) == count:
         return list(own)
-    name = name_of(key[1:] if len(key) > 1 and key[0] in STATES else key)
+    name = short_name(key)
     return [f"{name}[{n}]" for n in range(count)] if count > 1 else [name]
 
 

@@ -40,6 +40,9 @@ MOST_STEPS: Final = 20_000
 LOOKED_STEPS: Final = 100_000
 """Of all episodes together: quantiles of so many are as sharp as a plot can show them."""
 
+MOST_LETTERS: Final = 400
+"""Of a text that are shown."""
+
 COUNTED: Final = frozenset({EPISODE, STEP, IS_INIT, ("index",), ("next", "valid")})
 """Entries that only number steps."""
 ENDS: Final = frozenset(
@@ -177,6 +180,7 @@ class About:
         samplings: of a buffer, or of the buffers of an ensemble.
         episodic: False where nothing says where trajectories end.
         rewarded: False where the data has no rewards.
+        expected: episodes that will be looked at, about.
     """
 
     name: str
@@ -196,6 +200,7 @@ class About:
     samplings: tuple[Sampling, ...] = ()
     episodic: bool = True
     rewarded: bool = True
+    expected: int = 0
 
 
 class Subject(Protocol):
@@ -275,6 +280,36 @@ def name_of(key: Key) -> str:
     ('observation/state', 'value')
     """
     return "/".join(key) or "value"
+
+
+def short_name(key: Key) -> str:
+    """A key without the word that all observations begin with.
+
+    >>> short_name(("observation", "state")), short_name(("action",))
+    ('state', 'action')
+    """
+    return name_of(key[1:] if len(key) > 1 and key[0] in STATES else key)
+
+
+def clip(text: str) -> str:
+    """Text that is not longer than anybody reads.
+
+    >>> len(clip("a" * 5000))
+    400
+    """
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def expected_of(lengths: npt.NDArray[np.int64], most: int) -> int:
+    """How many of these episodes are looked at, about, if they are drawn at random.
+
+    >>> expected_of(np.full(5000, 10), 2000), expected_of(np.full(5000, 1000), 2000)
+    (2000, 100)
+    """
+    if not len(lengths):
+        return 0
+    mean = float(np.minimum(lengths, MOST_STEPS).mean())
+    return min(len(lengths), most, max(1, int(LOOKED_STEPS / max(mean, 1))))
 
 
 def without_missing(notes: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from replaybank.datasets.openx.sources.base import Key
 from replaybank.report.findings import LEVELS, MOST_PLACES
 from replaybank.report.frames import Sheet
 from replaybank.report.gather import Gathered
-from replaybank.report.look import About, Entry, Roles, name_of
+from replaybank.report.look import About, Entry, Roles
 from replaybank.report.players import Player, View
 from replaybank.report.plots import Plotter, histogram
 from replaybank.report.sections import Draws, Numbers, Texts, draws_section, numbers_section, texts_section
@@ -234,7 +234,7 @@ def _cameras(entries: Sequence[Entry], roles: Roles, players: Sequence[Player]) 
     for key in roles.cameras:
         entry = forms[key]
         rows: list[tuple[int, View]] = [
-            (player.number, view) for player in players for view in player.views if view.name == name_of(key)
+            (player.number, view) for player in players for view in player.views if view.key == key
         ]
         facts = " x ".join(map(str, entry.shape)) + f" {entry.dtype}"
         cameras.append({"name": entry.name, "facts": f"{entry.form} {facts}".strip(), "rows": rows})

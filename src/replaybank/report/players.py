@@ -13,9 +13,9 @@ import numpy.typing as npt
 from replaybank.datasets.openx.sources.base import Key
 from replaybank.errors import DataFormatError
 from replaybank.report.checks import TERMINATED, TRUNCATED
-from replaybank.report.frames import Sheet, Strip, fit, strip_of
+from replaybank.report.frames import Sheet, Strip, first_rung, fit, strip_of
 from replaybank.report.gather import labels_of
-from replaybank.report.look import REWARDS, Look, Roles, name_of, spread
+from replaybank.report.look import REWARDS, Look, Roles, clip, short_name, spread
 
 MOST_STEPS: Final = 600
 """Of a played episode: a slider on a phone has fewer places."""
@@ -33,14 +33,19 @@ class View:
     """A camera of a played episode.
 
     Args:
-        name: of the camera.
+        key: of the camera.
         css: class of its sheet.
         sheet: its frames.
     """
 
-    name: str
+    key: Key
     css: str
     sheet: Sheet
+
+    @property
+    def name(self) -> str:
+        """Of the camera, for people."""
+        return short_name(self.key)
 
     def style(self, frame: int) -> str:
         """What shows one frame of the sheet."""
@@ -103,6 +108,7 @@ class Cast:
         names: of the numbers of entries.
         values: of all episodes, for the range of each number.
         rewarded: whether the data has rewards.
+        most: bytes of the page at most.
         progress: called after each camera of each episode.
     """
 
@@ -113,18 +119,20 @@ class Cast:
         names: Mapping[Key, Sequence[str]],
         values: Mapping[Key, npt.NDArray[Any]],
         rewarded: bool,
+        most: int,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._rewards = REWARDS if rewarded else ()
         self._looks, self._roles = looks, roles
         self._names, self._values = names, values
         self._strips: dict[tuple[int, Key], Strip] = {}
+        rung = first_rung(len(looks) * min(len(roles.cameras), MOST_CAMERAS), most)
         for place, look in enumerate(looks):
             for key in roles.cameras[:MOST_CAMERAS]:
                 progress()
                 if key in look.frames and look.steps:
                     try:
-                        self._strips[place, key] = strip_of(look, look.frames[key])
+                        self._strips[place, key] = strip_of(look, look.frames[key], rung)
                     except DataFormatError:
                         continue  # the check of cameras tells
 
@@ -146,7 +154,7 @@ class Cast:
             self._player(
                 look,
                 tuple(
-                    View(name_of(key), css[place, key], sheets[place, key])
+                    View(key, css[place, key], sheets[place, key])
                     for key in self._roles.cameras
                     if (place, key) in sheets
                 ),
@@ -217,8 +225,8 @@ def _changes(column: Sequence[str], steps: Sequence[int]) -> list[list[Any]]:
     """From which step on a text is which."""
     found: list[list[Any]] = []
     for place, step in enumerate(steps):
-        if not found or found[-1][1] != column[step]:
-            found.append([place, column[step]])
+        if not found or found[-1][1] != clip(column[step]):
+            found.append([place, clip(column[step])])
     return found
 
 

@@ -62,7 +62,7 @@ class PublishedSubject:
         order = np.random.default_rng(seed).permutation(len(self._shards))
         chosen = sorted(order[:count].tolist())
         each = LOOKED_EPISODES if self._is_small() else math.ceil(LOOKED_EPISODES / max(count, 1))
-        expected = min(LOOKED_EPISODES, self._declared or LOOKED_EPISODES)
+        expected = self._expected
         self._seed, self._from, self._whole = seed, count, count == len(self._shards)
         steps = size = 0
         for place, number in enumerate(chosen):
@@ -92,6 +92,11 @@ class PublishedSubject:
         """Episodes in all, if every shard says how many it has."""
         counts = [shard.episodes for shard in self._shards]
         return None if None in counts else sum(count for count in counts if count is not None)
+
+    @property
+    def _expected(self) -> int:
+        declared = self._declared
+        return LOOKED_EPISODES if declared is None else min(LOOKED_EPISODES, declared)
 
     def _is_small(self) -> bool:
         return self._declared is not None and self._declared <= LOOKED_EPISODES
@@ -166,6 +171,7 @@ class PublishedSubject:
             notes=tuple(dict.fromkeys((*without_missing(summary.notes), *faults))),
             problems=tuple(self._problems),
             rewarded=any(leaf.source == ("reward",) for leaf in self._leaves.values()),
+            expected=self._expected,
         )
 
     def _names(self) -> dict[Key, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from replaybank.datasets.openx.sources.base import Key
 from replaybank.datasets.openx.stats import stats_of_values
 from replaybank.report.check_numbers import effective
 from replaybank.report.gather import labels_of
-from replaybank.report.look import Sampling, name_of
+from replaybank.report.look import Sampling, clip, name_of
 from replaybank.report.plots import Plotter, histogram, log_histogram
 
 MOST_PLOTS: Final = 32
@@ -128,7 +128,7 @@ def texts_section(texts: Mapping[Key, Counter[str]]) -> list[Texts]:
     for key, counter in texts.items():
         common = sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:MOST_TEXTS]
         if common:
-            lines = tuple((text, times, times / common[0][1]) for text, times in common)
+            lines = tuple((clip(text), times, times / common[0][1]) for text, times in common)
             found.append(Texts(name_of(key), len(counter), lines))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,8 @@ from replaybank.storages.frames import frames_of
 from replaybank.storages.layout import LeafSpec, RowLayout
 from replaybank.storages.structure import leaves_of
 
+BLOCK_BYTES: Final = 1 << 23
+"""Of rows that are read at a time."""
 _MOST_CHANNELS: Final = 16
 """Of what is taken for an image: frames that are stacked have many."""
 _LEAST_SIDE: Final = 8
@@ -110,7 +113,7 @@ class TensorItems:
         data = self._data[key]
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(data))
-            return data[start:stop]
+            return _some_rows(data, start, stop)
         if isinstance(data, Tensor):
             return data[rows]
         found = [data[row : row + 1] for row in rows.reshape(-1).tolist()]
@@ -133,6 +136,17 @@ class TensorItems:
         out = torch.empty((len(rows), *spec.shape), dtype=torch.uint8)
         frames.decode_all([contents[row * width + column] for row in rows].__getitem__, out)
         return out.permute(0, 2, 3, 1).numpy() if frames.channels_first else out.numpy()
+
+
+def _some_rows(data: Tensor | StoredRows | StoredField, start: int, stop: int) -> Tensor:
+    """Consecutive rows; of a tensor among others in rows, no more of these at a time than a few megabytes."""
+    if not isinstance(data, StoredField):
+        return data[start:stop]
+    out = torch.empty((max(0, stop - start), *data.shape[1:]), dtype=data.dtype)
+    step = max(1, BLOCK_BYTES // math.prod(data.rows.shape[1:]))
+    for first in range(start, stop, step):
+        out[first - start : first - start + step] = data[first : min(first + step, stop)]
+    return out
 
 
 class ListItems:
@@ -238,7 +252,8 @@ def _entry_of_values(key: Key, values: Sequence[Any]) -> Entry:
         return Entry(key, "tensor", (), dtype, looked=False)
     if is_image(shape, dtype):
         return Entry(key, "image", shape, dtype, "raw")
-    return Entry(key, "tensor", shape, dtype, looked=values[0].nbytes <= MOST_ITEM_BYTES)
+    looked = values[0].dtype.kind in "biuf" and values[0].nbytes <= MOST_ITEM_BYTES
+    return Entry(key, "tensor", shape, dtype, looked=looked)
 
 
 def _plain(value: Any) -> Any:

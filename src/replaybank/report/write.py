@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 from replaybank import checkpoint
 from replaybank.datasets.openx.files import is_converted
@@ -97,7 +96,7 @@ def write_report(
         page = _page(
             subject, episodes, int(max_megabytes * 1e6), seed, on_progress or (lambda done, of: None)
         )
-    _replace(target, page)
+    checkpoint.write_atomically(target, page)
     return target
 
 
@@ -116,11 +115,11 @@ def _page(subject: Subject, episodes: int, most: int, seed: int, progress: Progr
         progress(done + next(frames), max(of, done) + min(episodes, of) * len(roles.cameras))
 
     looks = subject.looks(seed, looking)
-    found = gather(looks, roles, before, episodes=episodes, seed=seed, of=len(before.lengths))
+    found = gather(looks, roles, before, episodes=episodes, seed=seed, of=before.expected)
     about = subject.about()
     add_findings(found, about)
     made = plotted(about, roles, found)
-    cast = Cast(found.shown, roles, about.names, found.values, about.rewarded, showing)
+    cast = Cast(found.shown, roles, about.names, found.values, about.rewarded, most, showing)
 
     def page_with(room: int) -> bytes:
         sheets, words = cast.sheets(room)
@@ -192,14 +191,3 @@ def _check_packages() -> None:
         raise ImportError(
             f"a report needs {', '.join(missing)}: pip install 'replaybank[report]'", name=missing[0]
         )
-
-
-def _replace(target: Path, content: bytes) -> None:
-    """Put a file into its place in one step: whoever opens it finds the old page or the new one, whole."""
-    temporary = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -443,13 +443,15 @@ class SamplerEnsemble(Sampler):
             sampler.load_state_dict(part)
         self.load_own_state(state)
 
-    def dumps(self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False) -> None:
+    def dumps(
+        self, path: StrPath, *, keep: int = 0, allow_pickle: bool = False, progress: bool | None = None
+    ) -> None:
         """Save the parts into directories ``0``, ``1``, ... of ``path``, made if missing; the rest beside."""
         for number, sampler in enumerate(self._samplers):
             sampler.dumps(Path(path) / str(number), keep=keep, allow_pickle=allow_pickle)
         save(path, self.own_state(), keep=keep)
 
-    def loads(self, path: StrPath, *, allow_pickle: bool = False) -> None:
+    def loads(self, path: StrPath, *, allow_pickle: bool = False, progress: bool | None = None) -> None:
         """Take over what :meth:`dumps` left in ``path``.
 
         Raises:

@@ -284,6 +284,7 @@ class Structure:
     def __init__(self, root: _Node, keys: list[Key]) -> None:
         self._root = root
         self.keys = keys
+        self.numbers = {key: number for number, key in enumerate(keys)}
         self._blank: list[Any] = [None] * len(keys)
 
     @classmethod

@@ -105,11 +105,13 @@ class TensorStorage(Storage):
     def get_leaves(self, keys: Sequence[Key], items: Tensor) -> list[Any]:
         """Copies of some leaves of items, read in one go. O(B * bytes of these)."""
         table, structure = self._parts()
-        there = structure.keys
-        missing = [key for key in keys if key not in there]
-        if missing:
-            raise KeyError(f"No leaf {missing[0]!r} in this storage; there are {there}.")
-        return list(table.gather_leaves([there.index(key) for key in keys], items, len(self)))
+        try:
+            wanted = [structure.numbers[key] for key in keys]
+        except KeyError as error:
+            raise KeyError(
+                f"No leaf {error.args[0]!r} in this storage; there are {structure.keys}."
+            ) from None
+        return list(table.gather_leaves(wanted, items, len(self)))
 
     def items_of(self, key: Key) -> LeafPlace | None:
         """Where a leaf of all items lies, numbered over all dimensions, for kernels that read it there.
@@ -117,9 +119,8 @@ class TensorStorage(Storage):
         None if none can. Right until the next write.
         """
         table, structure = self._parts()
-        if key not in structure.keys or table.items < self.max_size:
-            return None
-        return table.items_of(structure.keys.index(key))
+        number = structure.numbers.get(key)
+        return None if number is None or table.items < self.max_size else table.items_of(number)
 
     def stored_bytes(self) -> int:
         """What the items there are take, in memory or on disk, padding of rows included. O(leaves).

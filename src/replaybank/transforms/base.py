@@ -13,6 +13,7 @@ from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
+from replaybank.storages.table import movable
 from replaybank.trajectories.index import TrajectoryIndex
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import Windows, windows
@@ -32,6 +33,7 @@ class Drawn(NamedTuple):
         generator: source of random draws, None for torch's global one.
         padded: bool ``[B]``, true at steps that stand before a slice for ones that are not there;
             None where there are none.
+        every: int64 ``[B]``, from 0 on: the tensor with which a view is asked for the batch itself.
     """
 
     slots: Tensor
@@ -40,6 +42,7 @@ class Drawn(NamedTuple):
     ends: Tensor | None
     generator: torch.Generator | None
     padded: Tensor | None = None
+    every: Tensor | None = None
 
     def moved(self, slots: Tensor, by: Tensor) -> Tensor:
         """The slots of steps further on in the same columns, or further back. O(steps).
@@ -112,6 +115,15 @@ class StepView(ABC):
         Returns:
             ``[K, ...]``, to be read only.
         """
+
+    def read_all(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> list[Any]:
+        """Several entries of some steps; see :meth:`read`."""
+        self.expect(keys, slots, of)
+        return [self.read(key, slots, of) for key in keys]
+
+    def made(self, slots: Tensor, of: Tensor) -> list[tuple[Key, Any]]:
+        """The entries that this view changes or adds, of some steps; see :meth:`read`."""
+        return [(key, self.read(key, slots, of)) for key in self.changed]
 
     def place_of(self, key: Key) -> LeafPlace | None:
         """Where an entry of all steps lies in memory as :meth:`read` gives it; None if it does not. O(1)."""
@@ -212,10 +224,26 @@ def ends_of(transform: SampleTransform, ends: Tensor | None) -> Tensor:
     """
     if ends is None:
         raise RuntimeError(
-            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. Use "
-            "a SliceSampler, or one of its kin, with a truncated_key."
+            f"{transform!r} is for the first steps of slices, and the sampler does not say where they end. "
+            "Use a SliceSampler, or one of its kin, with a truncated_key."
         )
     return ends
+
+
+def rows_of(values: Tensor, which: Tensor) -> Tensor:
+    """Some of the rows of ``values`` ``[K, ...]``, of any dtype that can be stored. O(k)."""
+    return movable(values).index_select(0, which.to(values.device)).view(values.dtype)
+
+
+def with_rows(values: Tensor, which: Tensor, rows: Tensor) -> Tensor:
+    """A copy of ``values`` ``[K, ...]`` with others at some of its places. O(K).
+
+    Args:
+        values: of any dtype that can be stored.
+        which: int64 ``[k]``, the places.
+        rows: ``[k, ...]``, of the same dtype, on the same device.
+    """
+    return movable(values).index_copy(0, which.to(values.device), movable(rows)).view(values.dtype)
 
 
 def over_items(flags: Tensor, values: Tensor) -> Tensor:

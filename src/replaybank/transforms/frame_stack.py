@@ -13,6 +13,7 @@ from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
+from replaybank.storages.table import movable
 from replaybank.trajectories.signals import Key
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 
@@ -209,7 +210,9 @@ class _Frames(StepView):
         frames = read.view(slots.numel(), n, *read.shape[1:])
         if self._value is not None and n > 1:
             missing = torch.arange(n - 1, -1, -1) > before.unsqueeze(1)
-            frames = read.masked_fill(over_items(missing.view(-1), read), self._value).view(frames.shape)
+            value = movable(torch.full((1,), self._value, dtype=torch.float64).to(read.device, read.dtype))
+            filled = movable(read).masked_fill(over_items(missing.view(-1), read), value[0])
+            frames = filled.view(read.dtype).view(frames.shape)
         self._known[key] = slots, frames
         return frames
 

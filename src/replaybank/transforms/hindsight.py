@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,17 @@ from replaybank.samplers.arguments import real
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
 from replaybank.trajectories.signals import Key
-from replaybank.trajectories.windows import choose
-from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, path_of, shown
+from replaybank.trajectories.windows import Which, choose
+from replaybank.transforms.base import (
+    NEXT,
+    Drawn,
+    SampleTransform,
+    StepView,
+    path_of,
+    rows_of,
+    shown,
+    with_rows,
+)
 
 STRATEGIES = ("future", "final", "episode")
 
@@ -88,7 +97,7 @@ class HindsightRelabel(SampleTransform):
         self,
         reward_fn: GoalFn,
         *,
-        strategy: Literal["future", "final", "episode"] = "future",
+        strategy: Which = "future",
         ratio: float = 0.8,
         terminated_fn: GoalFn | None = None,
         achieved_goal: InfoKey = "achieved_goal",
@@ -105,7 +114,7 @@ class HindsightRelabel(SampleTransform):
             raise ValueError(f"strategy={strategy!r}: give one of {', '.join(map(repr, STRATEGIES))}.")
         self.reward_fn = reward_fn
         self.terminated_fn = terminated_fn
-        self.strategy = strategy
+        self.strategy: Which = strategy
         self.ratio = ratio
         self._achieved = path_of("achieved_goal", achieved_goal)
         self._desired = path_of("desired_goal", desired_goal)
@@ -140,8 +149,9 @@ class HindsightRelabel(SampleTransform):
                 "terminated_fn out."
             )
         sources, relabelled = self._choose(drawn)
-        goals = below.read(after, sources, torch.arange(sources.numel()))
-        return _Relabelled(self, below, after, desired, self._reward, goals, relabelled)
+        every = torch.arange(sources.numel()) if drawn.every is None else drawn.every
+        goals = below.read(after, sources, every)
+        return _Relabelled(self, below, after, desired, self._reward, goals, relabelled, every)
 
     def _choose(self, drawn: Drawn) -> tuple[Tensor, Tensor]:
         """After which step the goal of each is achieved, and which of them get it."""
@@ -172,10 +182,11 @@ class _Relabelled(StepView):
         reward: Key,
         goals: Tensor,
         relabelled: Tensor,
+        every: Tensor,
     ) -> None:
         self._functions, self._below = functions, below
         self._achieved, self._desired, self._reward = achieved, desired, reward
-        self._goals, self._relabelled = goals, relabelled
+        self._goals, self._relabelled, self._every = goals, relabelled, every
         self.keys = list(below.keys)
         self._desired_too = [key for key in (desired, (NEXT, *desired)) if key in below.keys]
         self.changed = [*self._desired_too, reward]
@@ -185,16 +196,22 @@ class _Relabelled(StepView):
             self.changed += [_TERMINATED, _DONE]
             self.keys += [key for key in (_TERMINATED, _DONE) if key not in below.keys]
         self._known: dict[str, tuple[Tensor, Tensor]] = {}
-        self._which: tuple[Tensor, Tensor] | None = None
+        self._which: tuple[Tensor, Tensor, Tensor] | None = None
 
     def read(self, key: Key, slots: Tensor, of: Tensor) -> Tensor:
         """What the other goals change, else what is below."""
         below, functions = self._below, self._functions
         if key in self._desired_too:
             stored = below.read(key, slots, of)
-            which = self._relabelled_of(of)
-            goals = self._goals_of(of, which)
-            return stored.index_copy(0, which.to(stored.device), goals.to(stored.device, stored.dtype))
+            which, goals = self._relabelled_of(of)
+            goals = goals.to(stored.device, stored.dtype)
+            if goals.shape[1:] != stored.shape[1:]:
+                raise RuntimeError(
+                    f"What is achieved, {shown(self._achieved)!r}, is of shape {list(goals.shape[1:])}, and "
+                    f"the goal {shown(key)!r} of shape {list(stored.shape[1:])}: one cannot stand for the "
+                    "other. Store them alike, or name others with achieved_goal and desired_goal."
+                )
+            return with_rows(stored, which, goals)
         if key == self._reward:
             return self._made("reward", below.read(key, slots, of), slots, of)
         if functions.terminated_fn is not None and key == _TERMINATED:
@@ -222,15 +239,17 @@ class _Relabelled(StepView):
             wanted[self._achieved] = None
         self._below.expect(list(wanted), slots, of)
 
-    def _relabelled_of(self, of: Tensor) -> Tensor:
-        """Which of some steps have other goals, int64 ``[k]``."""
+    def _relabelled_of(self, of: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some steps have other goals, int64 ``[k]``, and these."""
         known = self._which
         if known is None or known[0] is not of:
-            known = self._which = of, self._relabelled[of].nonzero().squeeze(-1)
-        return known[1]
-
-    def _goals_of(self, of: Tensor, which: Tensor) -> Tensor:
-        return self._goals[of[which].to(self._goals.device)]
+            if of is self._every:
+                which = own = self._relabelled.nonzero().view(-1)
+            else:
+                which = self._relabelled.index_select(0, of).nonzero().view(-1)
+                own = of.index_select(0, which)
+            known = self._which = of, which, rows_of(self._goals, own)
+        return known[1], known[2]
 
     def _terminated(self, slots: Tensor, of: Tensor) -> Tensor:
         stored = self._below.read(_stored_end(self._below.keys), slots, of) != 0
@@ -241,24 +260,32 @@ class _Relabelled(StepView):
         known = self._known.get(what)
         if known is not None and known[0] is slots:
             return known[1]
-        which = self._relabelled_of(of)
-        found = self._with_goals(what, stored, slots, of, which) if which.numel() else stored
+        which, goals = self._relabelled_of(of)
+        found = self._with_goals(what, stored, slots, of, which, goals) if which.numel() else stored
         self._known[what] = slots, found
         return found
 
-    def _with_goals(self, what: str, stored: Tensor, slots: Tensor, of: Tensor, which: Tensor) -> Tensor:
+    def _with_goals(
+        self, what: str, stored: Tensor, slots: Tensor, of: Tensor, which: Tensor, goals: Tensor
+    ) -> Tensor:
         achieved = self._below.read(self._achieved, slots, of)
         function: GoalFn = getattr(self._functions, f"{what}_fn")
-        made = function(achieved[which.to(achieved.device)], self._goals_of(of, which))
-        values = torch.as_tensor(made, device=stored.device)
+        made = function(rows_of(achieved, which), goals.clone())  # it may write into what it is given
+        name = getattr(function, "__qualname__", None) or repr(function)
+        try:
+            values = torch.as_tensor(made, device=stored.device).detach()
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name} was given {which.numel()} goals and gave a {type(made).__name__}, {made!r:.80}. "
+                "Give a tensor, an array or a list, one value for each goal."
+            ) from error
         if values.numel() != stored[:1].numel() * which.numel():
-            name = getattr(function, "__qualname__", None) or repr(function)
             raise RuntimeError(
                 f"{name} was given {which.numel()} goals and gave values of shape {list(values.shape)}; "
                 f"stored are {list(stored.shape[1:])} for each step. Give one value for each goal."
             )
         values = values.reshape(which.numel(), *stored.shape[1:]).to(stored.dtype)
-        return stored.index_copy(0, which.to(stored.device), values)
+        return with_rows(stored, which, values)
 
 
 def _found(path: Key, keys: Sequence[Key]) -> Key:

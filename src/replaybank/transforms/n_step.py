@@ -213,17 +213,32 @@ class _Returns(StepView):
         entries = self._entries
         if key not in entries.made:
             return below.read(entries.alone.get(key, key), slots, of)
+        sums, last = self._of(slots, of)
+        if key in sums:
+            return sums[key]
+        if key == NONTERMINAL:
+            return self._nonterminal(last, of, sums[STEPS])
+        return below.read(key, last, of)
+
+    def made(self, slots: Tensor, of: Tensor) -> list[tuple[Key, Any]]:
+        """All of them, each once."""
+        below, entries = self._below, self._entries
+        sums, last = self._of(slots, of)
+        found: list[tuple[Key, Any]] = list(sums.items())
+        found += zip(entries.after, below.read_all(entries.after, last, of), strict=True)
+        found += [(key, below.read(reward, slots, of)) for key, reward in entries.alone.items()]
+        if entries.ends:
+            found.append((NONTERMINAL, self._nonterminal(last, of, sums[STEPS])))
+        return found
+
+    def _of(self, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
+        """Returns, numbers of steps and discounts of some steps, and the last steps of each."""
         known = self._known
         if known is None or known[0] is not slots:
-            made, last = self._made(slots, of)
-            known = self._known = slots, made, last
-            below.expect(entries.after, last, of)
-        _, made, last = known
-        if key in made:
-            return made[key]
-        if key == NONTERMINAL:
-            return self._nonterminal(last, of, made[STEPS])
-        return below.read(key, last, of)
+            sums, last = self._made(slots, of)
+            known = self._known = slots, sums, last
+            self._below.expect(self._entries.after, last, of)
+        return known[1], known[2]
 
     def _made(self, slots: Tensor, of: Tensor) -> tuple[dict[Key, Tensor], Tensor]:
         """Returns, numbers of steps and discounts, and the last steps."""
@@ -249,6 +264,11 @@ class _Returns(StepView):
         made = {}
         for key in self._rewards:
             reward = below.read(key, run.each, run.of)
+            if reward.dtype.is_complex:
+                raise TypeError(
+                    f"{shown(key)!r} is {reward.dtype}: a return is a sum of real rewards. Name others with "
+                    "reward_keys."
+                )
             # In float64, whatever the dtype: the order of the sum is then of no account.
             wide = reward if reward.dtype in _SUMMED and reward.is_cpu else reward.to("cpu", torch.float64)
             wide = wide.reshape(-1, most, *reward.shape[1:]).contiguous()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection, is_tensorclass
 from torch import Tensor
 
 from replaybank import _native
@@ -106,13 +106,7 @@ class Related:
             found = self._slicing(transform, sampler).index_of(storage)
             found.sync(storage, found.min_length)
             trajectories.append(found)
-        if isinstance(items, list) and items and is_tensor_collection(items[0]):
-            items = torch.stack(items)
-        if not is_tensor_collection(items):
-            raise TypeError(
-                f"{self._transforms[0]!r} makes entries of TensorDicts, and the storage gives a "
-                f"{type(items).__name__}. Write TensorDicts."
-            )
+        items = self._together(items)
         slots = _slots_of(index, storage.shape)
         if slots.numel() != items.batch_size.numel():
             raise TypeError(
@@ -125,16 +119,29 @@ class Related:
         padded = None if self._extending is None else _flags(info.get(self._extending.padded_key))
         columns = slots_in_a_row(storage)
         view: StepView = StoredSteps(storage, slots, items)
-        changed: dict[Key, None] = {}
-        for transform, found in zip(self._transforms, trajectories, strict=True):
-            view = transform.over(view, Drawn(slots, columns, found, ends, generator, padded))
-            changed.update(dict.fromkeys(view.changed))
         of = self._range
         if of.numel() != slots.numel():
             of = self._range = torch.arange(slots.numel())
-        made = [(key, view.read(key, slots, of)) for key in changed]
+        below: dict[Key, None] = {}
+        for transform, found in zip(self._transforms, trajectories, strict=True):
+            below.update(dict.fromkeys(view.changed))
+            view = transform.over(view, Drawn(slots, columns, found, ends, generator, padded, of))
+        made = view.made(slots, of)
+        if below:
+            own = dict(made)
+            made += [(key, view.read(key, slots, of)) for key in below if key not in own]
         for key, value in set_leaves(items, made):
             _put(items, key, value)
+        return items
+
+    def _together(self, items: Any) -> Any:
+        if isinstance(items, list) and items and is_tensor_collection(items[0]):
+            return torch.stack(items)
+        if not is_tensor_collection(items):
+            raise TypeError(
+                f"{self._transforms[0]!r} makes entries of TensorDicts, and the storage gives a "
+                f"{type(items).__name__}. Write TensorDicts."
+            )
         return items
 
     def _slicing(self, transform: SampleTransform, sampler: Sampler | None) -> Slicing:
@@ -161,7 +168,7 @@ class StoredSteps(StepView):
     def __init__(self, storage: Any, slots: Tensor, items: TensorDictBase) -> None:
         # Of other storages what is read may have more entries than what is stored.
         self._plain = isinstance(storage, TensorStorage)
-        self.keys = storage.leaf_keys() if self._plain else [_path(key) for key in items.keys(True, True)]
+        self.keys = storage.leaf_keys() if self._plain else _paths_of(items)
         self._storage, self._slots, self._items = storage, slots, items
         self._others: list[tuple[Tensor, dict[Key, Any]]] = []
 
@@ -187,6 +194,14 @@ class StoredSteps(StepView):
     def place_of(self, key: Key) -> LeafPlace | None:
         """Where an entry of all steps lies, if kernels can read it there."""
         return self._storage.items_of(key) if self._plain else None
+
+    def read_all(self, keys: Sequence[Key], slots: Tensor, of: Tensor) -> list[Any]:
+        """Several entries, read at once if none of them has been."""
+        self.expect(keys, slots, of)
+        if slots is self._slots:
+            return [leaf_of(self._items, key) for key in keys]
+        known = self._known(slots)
+        return [known[key] for key in keys]
 
     def _known(self, slots: Tensor) -> dict[Key, Any]:
         for of, known in self._others:
@@ -220,7 +235,9 @@ def _slots_of(index: Index, shape: torch.Size) -> Tensor:
     if len(parts) > 1 and any(part.shape != parts[0].shape for part in parts):
         parts = [part.contiguous() for part in torch.broadcast_tensors(*parts)]
     count = parts[0].numel()
-    slots = torch.empty_like(parts[0]).view(-1)
+    slots = torch.empty_like(parts[0])
+    if slots.dim() != 1:
+        slots = slots.view(-1)
     bad = _native.flatten_index([part.data_ptr() for part in parts], list(shape), count, slots.data_ptr())
     if bad >= 0:
         dim = bad % len(parts)
@@ -246,8 +263,10 @@ def _flags(values: Any) -> Tensor | None:
     return values.reshape(-1).cpu().contiguous() if isinstance(values, Tensor) else None
 
 
-def _path(key: Any) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
+def _paths_of(items: TensorDictBase) -> list[Key]:
+    """Paths of all entries, texts included."""
+    found = items.keys(True, True, is_leaf=is_leaf_nontensor)
+    return [(key,) if isinstance(key, str) else tuple(key) for key in found]
 
 
 def _put(items: Any, key: Key, value: Tensor) -> None:

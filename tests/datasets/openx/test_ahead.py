@@ -281,8 +281,10 @@ except KeyboardInterrupt:
         assert process.stderr is not None
         assert process.stdout.readline() == "ready\n"
         os.kill(process.pid, signal.SIGINT)
-        assert process.stdout.read() == "['MainThread']\n"
-        assert process.stderr.read() == ""
+        try:
+            assert process.communicate(timeout=PATIENCE) == ("['MainThread']\n", "")
+        finally:
+            process.kill()
     assert process.returncode == 0
 
 

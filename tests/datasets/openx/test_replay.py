@@ -18,9 +18,11 @@ from reference.tfrecord import parse_example, read_file
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
+from replaybank.datasets.openx.streamed import StreamError
 from replaybank.errors import IncompleteDatasetError
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler
+from replaybank.transforms import FrameStack, NStep
 from shared_data import bridge_path
 
 LENGTHS = (4, 1, 6, 3, 8)
@@ -398,3 +400,28 @@ def test_slices_of_the_real_file_equal_a_slow_reading_of_it(
             assert item["next", "done"].item() is (last or position % 4 == 3)  # or the end of its slice
             checked.add((episode, step))
     assert len(checked) > 200
+
+
+def test_returns_move_all_that_is_made_when_steps_are_read(root: Path) -> None:
+    moved = open_arm(root, 300, slice_len=3, transform=[NStep(2, 1.0), FrameStack(1, in_keys=["action"])])
+    batch, stored = moved.sample(), moved.storage[:]
+    first = {
+        (int(e), int(s)): k for k, (e, s) in enumerate(zip(stored["episode"], stored["step"], strict=True))
+    }
+    for k, (episode, step) in enumerate(zip(batch["episode"].tolist(), batch["step"].tolist(), strict=True)):
+        count = min(2, LENGTHS[episode] - step)
+        last = first[episode, step + count - 1]
+        assert int(batch["steps_to_next_obs"][k]) == count
+        for name in ("image", "state"):
+            key = ("next", "observation", name)
+            assert torch.equal(batch[key][k], stored[key][last])
+        assert batch["next", "observation"][k].get("note") == stored["next", "observation"][last].get("note")
+
+
+def test_a_stream_refuses_transforms_that_read_other_steps(root: Path) -> None:
+    source = MemorySource([[memory_source.episode(0, 3)]])
+    stream = OpenXExperienceReplay("arm", 2, source=source, slice_len=2, transform=NStep(2, 1.0))
+    with pytest.raises(StreamError, match="reads other steps"):
+        stream.sample()
+    with pytest.raises(StreamError, match="reads other steps"):
+        next(iter(stream))

@@ -25,4 +25,12 @@ def test_batches_are_counted_from_the_second_on_until_the_time_is_up() -> None:
 def test_a_dataset_that_ends_at_once_is_measured() -> None:
     dataset = OpenXExperienceReplay("arm", source=MemorySource([[episode(0, 5)]]), num_workers=0)
     measured = measure(dataset, 0.0)
-    assert (measured.steps, measured.epochs) == (0, 0)
+    assert (measured.steps, measured.epochs) == (5, 1)
+
+
+def test_a_first_batch_that_comes_late_is_not_the_only_one() -> None:
+    source = MemorySource([[episode(n, 5) for n in range(4)]])
+    dataset = OpenXExperienceReplay("arm", source=source, num_workers=0)
+    times = itertools.chain([0.0, 100.0], itertools.count(101))
+    measured = measure(dataset, 10.0, clock=lambda: float(next(times)))
+    assert (measured.steps, measured.first, measured.seconds) == (5, 100.0, 1.0)

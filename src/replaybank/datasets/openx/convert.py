@@ -31,6 +31,7 @@ from replaybank.datasets.openx.sources.base import (
     EpisodeSource,
     Key,
     Shard,
+    declared_episodes,
     kind_of,
     metadata_fields_of,
     notes_of,
@@ -43,6 +44,7 @@ from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.ted import Leaf, select_images, settle_shapes, ted_leaves, to_ted, widen_shapes
 from replaybank.errors import DataFormatError
+from replaybank.progress import Bar
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes that a conversion holds unless told otherwise: episodes of every published dataset fit many times."""
@@ -77,8 +79,8 @@ def convert(
     worked out first.
 
     Faults that the catalog of the Open X-Embodiment datasets knows of are put right, and the manifest's
-    origin says which. Shards behind HTTP are downloaded one at a time into ``<dest>.download``, resumed where
-    that was interrupted, and removed once they were read.
+    origin says which. Shards behind HTTP are downloaded into ``<dest>.download``, each while the one before
+    is converted, resumed where that was interrupted, and removed once they were read.
 
     Args:
         source: path or URL of an RLDS or LeRobot dataset or of the hub's tar shards, an id of the catalog,
@@ -162,8 +164,9 @@ def convert(
     # Of LeRobot datasets a shard needs parts of several files.
     if kind_of(opened) == LeRobotSource.__name__ or not any(is_http(shard.path) for shard in opened.shards()):
         return _convert(opened, split, folder, options)
-    fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS)
-    made = _convert(fetched, split, folder, options)
+    fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS, progress=progress)
+    with fetched.ahead():
+        made = _convert(fetched, split, folder, options)
     fetched.clear()
     return made
 
@@ -216,7 +219,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
             return done  # else the builder says what is wrong
     with (
         DatasetBuilder(folder, wanted, leaves, overwrite=options.overwrite) as builder,
-        _Bar(shards, builder, options.progress) as bar,
+        _bar(shards, builder, options.progress) as bar,
         Conveyor(
             builder,
             lambda episode, number: to_ted(episode, leaves, number, source.name),
@@ -224,7 +227,7 @@ def _convert(source: EpisodeSource, split: str, folder: Path, options: _Options)
             threads=options.threads,
             max_memory=options.max_memory,
             skip=on_error == "skip",
-            settled=bar.episode,
+            settled=lambda steps: bar.update(steps=steps),
         ) as conveyor,
     ):
         rest = shards[len(builder.manifest.shards) :]
@@ -315,37 +318,7 @@ def _plain(metadata: Mapping[Key, Any]) -> dict[str, Any]:
     return {"metadata": kept} if kept else {}
 
 
-class _Bar:
-    """The progress bar of a conversion: episodes, with steps a second; silent where not asked for."""
-
-    def __init__(self, shards: list[Shard], builder: DatasetBuilder, show: bool | None) -> None:
-        self._steps = 0
-        self._bar: Any = None
-        try:
-            from tqdm import tqdm
-        except ImportError:  # it comes with the extras; a conversion does not depend on being watched
-            return
-        declared = [shard.episodes for shard in shards]
-        self._bar = tqdm(
-            total=None if None in declared else sum(n for n in declared if n is not None),
-            initial=builder.episodes,
-            desc=builder.manifest.name,
-            unit="episode",
-            disable=None if show is None else not show,
-        )
-
-    def episode(self, steps: int) -> None:
-        if self._bar is None or self._bar.disable:
-            return
-        self._steps += steps
-        self._bar.update()
-        elapsed = self._bar.format_dict["elapsed"]
-        if elapsed:
-            self._bar.set_postfix_str(f"{self._steps / elapsed:,.0f} steps/s", refresh=False)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+def _bar(shards: Sequence[Shard], builder: DatasetBuilder, show: bool | None) -> Bar:
+    """The progress bar of a conversion: episodes, with steps a second."""
+    total = declared_episodes(shards)
+    return Bar(builder.manifest.name, "episode", total, show=show, done=builder.episodes)

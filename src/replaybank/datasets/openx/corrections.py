@@ -19,6 +19,7 @@ from replaybank.datasets.openx.sources.base import (
     Images,
     Key,
     Shard,
+    decoded_into,
     kind_of,
 )
 from replaybank.datasets.openx.sources.code_points import texts_of
@@ -200,6 +201,12 @@ class SwappedImages:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""
         return swapped(self._images.decode(start, stop))
 
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same; ``room`` is for the frames as they are stored."""
+        return swapped(decoded_into(self._images, room, start, stop))
+
 
 def swapped(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Pixels ``[..., C]`` with the first and the third channel exchanged; as they are if there are fewer."""
@@ -233,3 +240,10 @@ class FirstImages:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""
         first, last, _ = slice(start, stop).indices(self._length)
         return self._images.decode(first, max(first, last))
+
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same, in ``room`` where that is an array of the result's shape and dtype."""
+        first, last, _ = slice(start, stop).indices(self._length)
+        return decoded_into(self._images, room, first, max(first, last))

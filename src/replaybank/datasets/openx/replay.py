@@ -382,6 +382,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         *,
         episodes: Sequence[int] | Tensor | None = None,
         images: bool = False,
+        progress: bool | None = None,
     ) -> dict[Key, EntryStats]:
         """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
 
@@ -392,6 +393,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             keys: entries; by default all numbers but those that only count steps and mark ends.
             episodes: numbers of the episodes that count, such as those to be trained on; all by default.
             images: look at the frames of all cameras as well, by channel.
+            progress: show a progress bar; by default where the error output is a terminal.
 
         Raises:
             KeyError: there is no such entry.
@@ -411,7 +413,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """
         if self.streaming:
             raise refusal("Statistics take all steps")
-        return dataset_stats(self.dataset, keys, episodes=episodes, images=images)
+        return dataset_stats(self.dataset, keys, episodes=episodes, images=images, progress=progress)
 
     def preprocess(
         self,

@@ -19,6 +19,7 @@ from replaybank.checkpoint import write_json_atomically
 from replaybank.datasets.openx.files import CHECKSUMS, STATS, Manifest
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.ted import EPISODE, IS_INIT, STEP
+from replaybank.progress import Bar
 from replaybank.storages.layout import Key
 
 QUANTILES = (0.01, 0.99)
@@ -73,6 +74,7 @@ def dataset_stats(
     *,
     episodes: Sequence[int] | Tensor | None = None,
     images: bool = False,
+    progress: bool | None = None,
 ) -> dict[Key, EntryStats]:
     """Statistics over the steps of some episodes. O(steps log steps) for each number of an entry.
 
@@ -85,6 +87,7 @@ def dataset_stats(
         episodes: numbers of the episodes that count; all by default.
         images: look at the frames of all cameras as well, by channel, which takes as long as reading or
             decoding all of them. Cameras that are among ``keys`` are always looked at.
+        progress: show a progress bar; by default where the error output is a terminal.
 
     Returns:
         By key.
@@ -97,7 +100,7 @@ def dataset_stats(
     wanted = _wanted(dataset.manifest, keys, images)
     if episodes is None:
         found = _read(dataset)
-        new = {key: _stats_of(dataset, key, None) for key in wanted if key not in found}
+        new = _computed(dataset, [key for key in wanted if key not in found], None, progress)
         if new:
             found |= new
             _write(dataset, found)
@@ -110,7 +113,15 @@ def dataset_stats(
     if not len(numbers):
         raise ValueError("No episode is selected: give the number of one at least.")
     chosen = torch.where(numbers < 0, numbers + count, numbers).unique()
-    return {key: _stats_of(dataset, key, chosen) for key in wanted}
+    return _computed(dataset, wanted, chosen, progress)
+
+
+def _computed(
+    dataset: DatasetStorage, keys: Sequence[Key], episodes: Tensor | None, progress: bool | None
+) -> dict[Key, EntryStats]:
+    steps = dataset.rows if episodes is None else int(dataset.bounds[episodes, 1].sum())
+    with Bar("Statistics", "step", steps * len(keys), show=progress) as bar:
+        return {key: _stats_of(dataset, key, episodes, bar) for key in keys}
 
 
 def _wanted(manifest: Manifest, keys: Iterable[Key | str] | None, images: bool) -> list[Key]:
@@ -129,11 +140,11 @@ def _wanted(manifest: Manifest, keys: Iterable[Key | str] | None, images: bool) 
     return wanted
 
 
-def _stats_of(dataset: DatasetStorage, key: Key, episodes: Tensor | None) -> EntryStats:
+def _stats_of(dataset: DatasetStorage, key: Key, episodes: Tensor | None, bar: Bar) -> EntryStats:
     runs = _runs(dataset, key, episodes)
     count = sum(length for _, length in runs)
     if dataset.manifest.kinds.get(key) == "image":
-        return _of_frames(dataset, key, runs, count)
+        return _of_frames(dataset, key, runs, count, bar)
     leaf = next(leaf for leaf in dataset.manifest.leaves if leaf.key == key)
     numbers = math.prod(leaf.shape)
     results = np.zeros((6, numbers))
@@ -145,6 +156,7 @@ def _stats_of(dataset: DatasetStorage, key: Key, episodes: Tensor | None) -> Ent
             [_values(dataset, key, run)[:, part] for run in runs] or [np.zeros((0, part.stop - first))]
         )
         left_out += _of_columns(values, results[:, part])
+        bar.update(count * (part.stop - first) // numbers)
     return _made(results, leaf.shape, count, left_out)
 
 
@@ -209,7 +221,9 @@ def _of_values(values: npt.NDArray[np.float64]) -> tuple[float, ...]:
     )
 
 
-def _of_frames(dataset: DatasetStorage, key: Key, runs: list[tuple[int, int]], count: int) -> EntryStats:
+def _of_frames(
+    dataset: DatasetStorage, key: Key, runs: list[tuple[int, int]], count: int, bar: Bar
+) -> EntryStats:
     """By channel, from how often each value comes where there are few, else over all pixels at once."""
     leaf = next(leaf for leaf in dataset.manifest.leaves if leaf.key == key)
     channels = leaf.shape[0]
@@ -226,6 +240,7 @@ def _of_frames(dataset: DatasetStorage, key: Key, runs: list[tuple[int, int]], c
             frames_of_run = dataset.read_leaf(key, slice(start, min(start + _FRAMES, first + length)))
             for channel, pixels in enumerate(frames_of_run.numpy().swapaxes(0, 1)):
                 counts[channel] += np.bincount(pixels.reshape(-1), minlength=bins)
+            bar.update(len(frames_of_run))
     results = np.array([_of_counts(row) for row in counts]).T
     return _made(results, (channels, 1, 1), count, 0)
 

@@ -30,6 +30,7 @@ from replaybank.datasets.openx.sources.base import (
     FieldSpec,
     Images,
     Key,
+    declared_episodes,
     kind_of,
     metadata_fields_of,
     notes_of,
@@ -39,6 +40,7 @@ from replaybank.datasets.openx.sources.images import image_format
 from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.sources.video_frames import VideoFrames
 from replaybank.datasets.openx.storage import DatasetStorage
+from replaybank.progress import Bar
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def summarise(
     path: str | PathLike[str],
     split: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    progress: bool | None = False,
 ) -> DatasetSummary:
     """Say what is in a dataset, converted or as it is published. Files that are missing are told.
 
@@ -148,6 +152,7 @@ def summarise(
         path: its folder; of an RLDS dataset also the folder above the one version; a URL, or an id.
         split: which part of a published dataset, ``"train"`` by default; a converted dataset has one.
         on_progress: as for :func:`summarise_source`.
+        progress: likewise.
 
     Raises:
         FileNotFoundError: there is none.
@@ -162,7 +167,7 @@ def summarise(
             raise ValueError(f"{path}: there is no split {split!r}: {found.split!r} was converted")
         return found
     source = open_published(path, split="train" if split is None else split, allow_missing_shards=True)
-    return summarise_source(source, on_progress)
+    return summarise_source(source, on_progress, progress=progress)
 
 
 def folder_bytes(path: str | PathLike[str]) -> int | None:
@@ -175,13 +180,17 @@ def folder_bytes(path: str | PathLike[str]) -> int | None:
 
 
 def summarise_source(
-    source: EpisodeSource, on_progress: Callable[[int, int], None] | None = None
+    source: EpisodeSource,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    progress: bool | None = False,
 ) -> DatasetSummary:
     """Read every record of a split and say what is in them. O(bytes); one frame a camera is decoded.
 
     Args:
         source: the dataset and its split.
         on_progress: called after each shard with how many are done, and of how many.
+        progress: show a progress bar of episodes; None: where the error output is a terminal.
 
     Raises:
         DataFormatError: a file is not what its format says.
@@ -189,11 +198,13 @@ def summarise_source(
     """
     shards = source.shards()
     tally = SourceTally(source)
-    for done, shard in enumerate(shards, 1):
-        for episode in source.episodes(shard):
-            tally.add(episode)
-        if on_progress is not None:
-            on_progress(done, len(shards))
+    with Bar("Reading", "episode", declared_episodes(shards), show=progress) as bar:
+        for done, shard in enumerate(shards, 1):
+            for episode in source.episodes(shard):
+                tally.add(episode)
+                bar.update(steps=episode.length)
+            if on_progress is not None:
+                on_progress(done, len(shards))
     return tally.summary()
 
 

@@ -44,7 +44,9 @@ def measure(
     show: Callable[[float], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Throughput:
-    """Take batches from a stream for a while, epoch after epoch. At least one batch is taken.
+    """Take batches from a stream for a while, epoch after epoch.
+
+    The first batch is not counted, as it takes longer; the one after it is waited for, however long.
 
     Args:
         dataset: the stream.
@@ -65,12 +67,13 @@ def measure(
                 steps += len(batch)
                 size += _bytes(batch)
             show(now - begun)
-            if now - begun >= seconds:
+            if now - begun >= seconds and steps:
                 return Throughput(steps, slices, size, epochs, now - first, first - begun, peak_memory())
+        empty = first is None  # not even one batch: there will never be any
         if first is None:
             first = clock()
         epochs += 1
-        if clock() - begun >= seconds:
+        if clock() - begun >= seconds and (steps or empty):
             return Throughput(steps, slices, size, epochs, clock() - first, first - begun, peak_memory())
 
 

@@ -24,10 +24,18 @@ from replaybank.datasets.openx.files import (
     read_manifest,
 )
 from replaybank.datasets.openx.frames import extend_crc32c
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Images, Shard, notes_of
+from replaybank.datasets.openx.sources.base import (
+    Episode,
+    EpisodeSource,
+    Images,
+    Shard,
+    declared_episodes,
+    notes_of,
+)
 from replaybank.datasets.openx.sources.open import open_published
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.errors import CorruptRecordError, DataFormatError
+from replaybank.progress import Bar
 
 FRAMES_AT_A_TIME = 64
 """Frames decoded before the next are looked at: they need not fit into memory together."""
@@ -69,6 +77,8 @@ def verify(
     source: EpisodeSource | str | os.PathLike[str],
     split: str = "train",
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    progress: bool | None = None,
 ) -> Verdict:
     """Read all of a dataset and say what is wrong with it. O(bytes), decoding every frame of an original one.
 
@@ -81,6 +91,7 @@ def verify(
         split: split to check, where ``source`` is an original dataset's folder.
         on_progress: called with how many shards (or episodes of a converted dataset) are done, and of how
             many.
+        progress: show a progress bar; by default where the error output is a terminal.
 
     Raises:
         FileNotFoundError: there is no such dataset.
@@ -98,18 +109,20 @@ def verify(
     """
     if isinstance(source, (str, os.PathLike)):
         if is_converted(source):
-            return _verify_converted(Path(source), on_progress)
+            return _verify_converted(Path(source), on_progress, progress)
         source = open_published(source, split=split, allow_missing_shards=True)
     shards = list(source.shards())
     episodes = steps = 0
     place = str(getattr(source, "path", source.name))
     problems = [Problem(place, note) for note in notes_of(source)]
-    for done, shard in enumerate(shards, 1):
-        for length in _good_episodes(source, shard, problems):
-            episodes += 1
-            steps += length
-        if on_progress is not None:
-            on_progress(done, len(shards))
+    with Bar("Verifying", "episode", declared_episodes(shards), show=progress) as bar:
+        for done, shard in enumerate(shards, 1):
+            for length in _good_episodes(source, shard, problems):
+                episodes += 1
+                steps += length
+                bar.update(steps=length)
+            if on_progress is not None:
+                on_progress(done, len(shards))
     return Verdict(episodes, steps, tuple(problems))
 
 
@@ -174,7 +187,9 @@ def _undecodable(images: Images) -> Iterator[DataFormatError]:
 # --- converted datasets ----------------------------------------------------------------------------------
 
 
-def _verify_converted(folder: Path, on_progress: Callable[[int, int], None] | None) -> Verdict:
+def _verify_converted(
+    folder: Path, on_progress: Callable[[int, int], None] | None, progress: bool | None
+) -> Verdict:
     manifest = read_manifest(folder)
     if manifest.version == 1:
         DatasetStorage(folder)
@@ -195,16 +210,18 @@ def _verify_converted(folder: Path, on_progress: Callable[[int, int], None] | No
     expected = np.fromfile(folder / CHECKSUMS, "<u4").reshape(manifest.episodes, -1)
     maps = {name: _map(folder / name) for name in manifest.data_files}
     good = np.ones(manifest.episodes, dtype=np.bool_)
-    for number, (first, length) in enumerate(bounds.tolist()):
-        found = _crcs(manifest, maps, first, length)
-        for name, crc, wanted in zip(manifest.data_files, found, expected[number].tolist(), strict=True):
-            if crc != wanted:
-                good[number] = False
-                problems.append(
-                    Problem(f"{folder / name} episode {number}", "its content is not what was written")
-                )
-        if on_progress is not None:
-            on_progress(number + 1, manifest.episodes)
+    with Bar("Verifying", "episode", manifest.episodes, show=progress) as bar:
+        for number, (first, length) in enumerate(bounds.tolist()):
+            found = _crcs(manifest, maps, first, length)
+            for name, crc, wanted in zip(manifest.data_files, found, expected[number].tolist(), strict=True):
+                if crc != wanted:
+                    good[number] = False
+                    problems.append(
+                        Problem(f"{folder / name} episode {number}", "its content is not what was written")
+                    )
+            bar.update(steps=length)
+            if on_progress is not None:
+                on_progress(number + 1, manifest.episodes)
     return Verdict(int(good.sum()), int(bounds[good, 1].sum()), tuple(problems))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from replaybank.datasets.openx.sources.pickle_instructions import HANDLERS
+from replaybank.datasets.openx.sources.pickle_machine import Machine
+from replaybank.datasets.openx.sources.pickled_values import Array, Picture, Refused
 from replaybank.datasets.openx.sources.safe_pickle import loads
 from replaybank.errors import DataFormatError, UnsafePickleError
 
@@ -280,3 +285,42 @@ def test_a_thousand_mutated_pickles_run_nothing_and_crash_nothing() -> None:
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in ("'read'", "'UnsafePickleError'", "'DataFormatError'"))
     assert "no message" not in done.stdout
+
+
+def outcome(raw: bytes, *, native: bool) -> Any:
+    """What a machine makes of a pickle: where it stands at the end, or what it says."""
+    machine = Machine(raw, "x")
+    try:
+        value = machine.run(HANDLERS, native=native)
+    except (Refused, UnsafePickleError) as error:
+        return type(error), str(error).split(" at byte")[0]
+    return describe(value, []), len(machine.stack), machine.floor, list(machine.memo)
+
+
+def describe(value: Any, above: list[int]) -> Any:
+    """A value by its types, with what stands for arrays by what they hold."""
+    if id(value) in above or len(above) > 40:
+        return "itself"
+    above = [*above, id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [describe(item, above) for item in value]
+    if isinstance(value, dict):
+        return "dict", [(key, describe(item, above)) for key, item in value.items()]
+    if isinstance(value, (Array, Picture)):
+        return type(value).__name__, describe(value.value, above)
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return type(value).__name__, repr(value) if isinstance(value, (bool, int, float, str, bytes)) else ""
+
+
+def test_the_native_loop_does_what_the_handlers_do() -> None:
+    fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz_pickles.py")))
+    rng = random.Random(3)
+    raws = [pickle.dumps(value, protocol) for value in fuzz["_episodes"]() for protocol in PROTOCOLS]
+    kinds = set()
+    for number in range(3000):
+        raw = raws[number] if number < len(raws) else fuzz["mutated"](rng.choice(raws), raws, rng)
+        found, wanted = outcome(raw, native=True), outcome(raw, native=False)
+        assert found == wanted, raw
+        kinds.add(found[0] if isinstance(found[0], type) else "read")
+    assert kinds == {"read", Refused, UnsafePickleError}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -55,6 +55,18 @@ class Images(Protocol):
         ...
 
 
+def decoded_into(
+    images: Images, room: npt.NDArray[Any] | None, start: int, stop: int | None
+) -> npt.NDArray[Any]:
+    """What :meth:`Images.decode` gives, in ``room`` where that fits and the images know how.
+
+    Those of this package have a method ``decode_into(room, start, stop)``; a source of somebody else's need
+    not have it.
+    """
+    into: Callable[..., npt.NDArray[Any]] | None = getattr(images, "decode_into", None)
+    return images.decode(start, stop) if into is None else into(room, start, stop)
+
+
 Column: TypeAlias = "npt.NDArray[Any] | list[str] | Images"
 """One field over an episode: an array ``[T, ...]``, ``T`` strings, or ``T`` encoded images."""
 
@@ -101,6 +113,12 @@ class Episode:
     missing: frozenset[Key] = frozenset()
     record_bytes: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
+
+
+def declared_episodes(shards: Sequence[Shard]) -> int | None:
+    """How many episodes shards have together; None where one does not say."""
+    counts = [shard.episodes for shard in shards]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def kind_of(source: EpisodeSource) -> str:

@@ -54,6 +54,23 @@ def is_lerobot(path: str | os.PathLike[str]) -> bool:
     return exists(join(os.fspath(path), INFO_FILE))
 
 
+class NoDataError(FileNotFoundError):
+    """A LeRobot dataset has metadata, and none of the files with its episodes is there.
+
+    Args:
+        path: of the dataset.
+        missing: which files.
+    """
+
+    def __init__(self, path: str, missing: str) -> None:
+        super().__init__(f"{path}: {missing}; none is there")
+        self.path = path
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[type[NoDataError], tuple[str, str]]:
+        return type(self), (self.path, self.missing)
+
+
 class LeRobotSource:
     """A LeRobot dataset of version 2.0, 2.1 or 3.0, local or at any URL that fsspec knows.
 
@@ -231,7 +248,7 @@ class LeRobotSource:
                 f"(numbers {_ranges(missing)}): there is no {some(files, 3)}"
             )
             if not present:
-                raise FileNotFoundError(f"{self.path}: {text}; none is there")
+                raise NoDataError(self.path, text)
             if not allow_missing:
                 raise FileNotFoundError(
                     f"{self.path}: {text}; pass allow_missing=True (--allow-missing) to read the "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from replaybank.checkpoint import is_checkpoint
 from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of
 from replaybank.datasets.openx.corrections import corrected
 from replaybank.datasets.openx.files import is_converted
@@ -205,5 +206,10 @@ def _nothing_at(path: str) -> str:
         elif is_repository(path):
             near = f"; a LeRobot dataset of the hub is given as source='lerobot', dataset_id='{path}'"
         return f"{path}: there is no such file or folder{near}"
+    if not is_url(path) and is_checkpoint(path):
+        return (
+            f"{path}: it is a checkpoint of a buffer, no dataset; `replaybank info`, `view` and `report` "
+            "show what is in it, and loads() of a buffer reads it"
+        )
     forms = ", ".join(f"{form.name} ({form.sign})" for form in FORMS)
     return f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}"
