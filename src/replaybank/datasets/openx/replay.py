@@ -83,7 +83,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         slice_len: steps in a slice; excludes ``num_slices``.
         pad: only streamed: fill trajectories shorter than a slice with this number (True: 0), bools with
             False and texts with ``""``. A bool ``"mask"`` is True at the real steps. The steps filled in keep
-            the number of the episode, have ``step`` -1, and are never done.
+            the number of the episode, have ``step`` -1, and are never done; :func:`split_trajectories` leaves
+            them out, by the mask.
         replacement: stored: draw with replacement, the default there. ``False``: each trajectory (with
             slices) or each step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: stream. ``None``: if ``download`` is None as well.
