@@ -13,10 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lerobot_files import write_lerobot
 from memory_source import FIELDS, MemorySource, episode
 from replaybank import OpenXMixture
 from replaybank.datasets.openx.mixture import published
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
+from replaybank.demo.arm import write_arm_dataset
+from replaybank.errors import DataFormatError
 
 
 def source(name: str, count: int, *, without: tuple[Key, ...] = (), wide: bool = False) -> MemorySource:
@@ -185,9 +188,52 @@ def test_stored_datasets_have_statistics_each(tmp_path: Path) -> None:
         mixture().stats()
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_dataset_that_lacks_files_can_be_mixed_if_that_is_said_of_it(
+    streaming: bool, tmp_path: Path
+) -> None:
+    whole = write_lerobot(tmp_path / "whole", "v2.1", [4, 5], None)
+    lacking = write_lerobot(tmp_path / "lacking", "v2.1", [4, 5, 6], None)
+    (lacking / "data/chunk-000/episode_000001.parquet").unlink()
+    arguments: dict[str, Any] = {"source": {"a": whole, "b": lacking}, "streaming": streaming}
+    with pytest.raises(FileNotFoundError, match="pass allow_missing=True"):
+        mixture(root=tmp_path / "first", **arguments)
+    with pytest.raises(FileNotFoundError, match="pass allow_missing=True"):
+        mixture(root=tmp_path / "second", allow_missing={"a": True}, **arguments)
+    for said in (True, {"b": True}):
+        mixed = mixture(root=tmp_path / "made", allow_missing=said, **arguments)
+        assert [dataset.num_episodes for dataset in mixed.datasets] == [2, 2]
+        assert len(mixed.sample()) == 12
+        mixed.close()
+
+
+def test_what_a_dataset_is_read_by_is_said_for_all_or_for_each(tmp_path: Path) -> None:
+    spoilt = source("a", 6)
+    spoilt.records[1][0] = DataFormatError("no record")  # type: ignore[index]
+    arm = write_arm_dataset(tmp_path / "arm/1.0.0", episodes=2)
+    arguments: dict[str, Any] = {
+        "datasets": {"a": 1.0, "arm": 1.0},
+        "source": {"a": spoilt, "arm": arm},
+        "root": tmp_path / "made",
+        "streaming": False,
+    }
+    camera = ("observation", "image")
+    mixed = mixture(on_error={"a": "skip"}, image_keys={"a": []}, images={"arm": "encoded"}, **arguments)
+    first, second = mixed.datasets
+    assert (first.num_episodes, len(first.skipped), second.num_episodes) == (5, 1, 2)
+    assert mixed.left_out[camera] == "a has none, arm has torch.uint8 [3, 64, 64]"
+    assert second.dataset.encoded_frames(camera) is not None
+    blind = mixture(on_error="skip", image_keys=[], **{**arguments, "root": tmp_path / "blind"})
+    assert camera not in {**dict.fromkeys(blind.keys), **blind.left_out}
+    with pytest.raises(ValueError, match="'val'"):
+        mixture(split={"arm": "val"}, **{**arguments, "streaming": True})
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
+        ({"split": {"c": "test"}}, ValueError, r"split names \['c'\], the mixture has \['a', 'b'\]"),
+        ({"on_error": {"a": "x"}}, ValueError, "on_error must be 'raise' or 'skip', got 'x'"),
         ({"datasets": {}}, ValueError, "give ids with weights"),
         ({"datasets": {"a": 0.0}, "source": {}}, ValueError, "weight of 'a' is 0.0"),
         ({"datasets": {"a": float("nan")}, "source": {}}, ValueError, "weight of 'a' is nan"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from replaybank.buffers.parts import batch_size_of
 from replaybank.checkpoint import Stateful
 from replaybank.datasets.openx.catalog import mixtures
 from replaybank.datasets.openx.common import CommonEntries, example_of
-from replaybank.datasets.openx.options import Slicing, slicing_of, streams
+from replaybank.datasets.openx.options import Slicing, by_dataset, slicing_of, streams
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sharding import Share, rank_share, worker_share
 from replaybank.datasets.openx.skipping import OnError, good_episodes
@@ -25,6 +25,8 @@ from replaybank.datasets.openx.stats import EntryStats
 from replaybank.datasets.openx.stored_share import ShareSampler
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, WORKERS, seed_of
 from replaybank.storages.layout import Key
+
+Encoding: TypeAlias = Literal["raw", "encoded"]
 
 DATASET = "dataset"
 """Entry of a batch that says which dataset a step is of: its place in ``mixture.names``."""
@@ -66,11 +68,13 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         streaming: as there.
         download: as there.
         root: as there.
-        split: as there.
-        images: as there.
-        image_keys: by id, the cameras to read.
-        num_workers: threads that decode, of each dataset.
+        split: as there; this and the following four one for all datasets, or by id: those that are left out
+            have the default.
+        images: as there, of a conversion.
+        image_keys: cameras to read; ``[]``: none.
+        allow_missing: of a source that lacks files which it declares, take what is there.
         on_error: as there.
+        num_workers: threads that decode, of each dataset.
         generator: gives the seed; ``None``: torch's global one.
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
@@ -109,30 +113,38 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         streaming: bool | None = None,
         download: bool | str | None = None,
         root: str | os.PathLike[str] | None = None,
-        split: str = "train",
-        images: Literal["raw", "encoded"] = "raw",
-        image_keys: Mapping[str, Sequence[str | Key]] | None = None,
+        split: str | Mapping[str, str] = "train",
+        images: Encoding | Mapping[str, Encoding] = "raw",
+        image_keys: Sequence[str | Key] | Mapping[str, Sequence[str | Key] | None] | None = None,
+        allow_missing: bool | Mapping[str, bool] = False,
+        on_error: OnError | Mapping[str, OnError] = "raise",
         num_workers: int | None = None,
-        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         weights = _weights_of(datasets)
-        for name, given in (("transforms", transforms), ("source", source), ("image_keys", image_keys)):
-            unknown = set(given) - set(weights) if isinstance(given, Mapping) else set()
-            if unknown:
-                raise ValueError(f"{name} names {sorted(unknown)}, the mixture has {list(weights)}")
+        self.names: list[str] = list(weights)
+        """The ids, in the order that ``"dataset"`` counts."""
+        asked = {
+            "source": (source, None),
+            "split": (split, "train"),
+            "images": (images, "raw"),
+            "image_keys": (image_keys, None),
+            "allow_missing": (allow_missing, False),
+            "on_error": (on_error, "raise"),
+        }
+        options = {
+            name: by_dataset(name, given, self.names, default) for name, (given, default) in asked.items()
+        }
+        self._transforms = by_dataset("transforms", transforms, self.names, None)
         streamed = streams(streaming, download)
         self._slicing = slicing_of(num_slices, slice_len, pad, strict_length, None, streaming=streamed)
         self.batch_size = batch_size_of(batch_size)
         self._share = rank_share(rank, world_size)
         self._seed = seed_of(generator)
         self._length = self._slice_length()
-        self.names: list[str] = list(weights)
-        """The ids, in the order that ``"dataset"`` counts."""
-        self._transforms = [(transforms or {}).get(name) for name in self.names]
         self._transform = transform
         self.datasets: list[OpenXExperienceReplay] = [
             OpenXExperienceReplay(
@@ -143,16 +155,12 @@ class OpenXMixture(IterableDataset[Any], Stateful):
                 streaming=streaming,
                 download=download,
                 root=root,
-                source=source.get(name) if isinstance(source, Mapping) else source,
-                split=split,
-                images=images,
-                image_keys=None if image_keys is None else image_keys.get(name),
                 num_workers=num_workers,
-                on_error=on_error,
                 generator=torch.Generator().manual_seed(self._seed + place),
                 rank=self._share.number if streamed else 0,
                 world_size=self._share.of if streamed else 1,
                 buffer_bytes=buffer_bytes // len(weights),
+                **{option: values[place] for option, values in options.items()},
             )
             for place, name in enumerate(self.names)
         ]
