@@ -46,12 +46,13 @@ class StreamError(RuntimeError, TypeError):
     """
 
 
-def refusal(what: str) -> StreamError:
+def refusal(
+    what: str,
+    advice: str = "Download and store it to have that: pass download=True, or streaming=False for what is on "
+    "disk.",
+) -> StreamError:
     """The error for what a stream cannot do."""
-    return StreamError(
-        f"{what}: this dataset is streamed. Download and store it to have that: pass download=True, or "
-        "streaming=False for what is on disk."
-    )
+    return StreamError(f"{what}: this dataset is streamed. {advice}")
 
 
 class StreamedStorage(Storage):
