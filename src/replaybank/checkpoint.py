@@ -27,10 +27,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 from replaybank.checkpoint_fields import Field, FieldSpec, StoredField
-from replaybank.checkpoint_files import fsync_directory
+from replaybank.checkpoint_files import fsync_directory, write_atomically
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
@@ -314,20 +313,6 @@ def _lock(root: Path, *, exclusive: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step: whoever opens it finds the old content or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
 
 
 def _refuse_big_endian() -> None:
