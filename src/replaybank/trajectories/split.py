@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
-from replaybank.storages._tensordict import build, entries, entries_to_set
+from replaybank.storages._tensordict import build, entries, entries_to_set, is_plain
 from replaybank.storages.table import movable
 
 NestedKey: TypeAlias = "str | tuple[str, ...]"
@@ -68,7 +68,7 @@ def split_trajectories(
     ends, identified = _ends(td, ids_key, trajectory_key is not None, done_key)
     lie = _Rows(ends)
     new = {} if identified else {ids_key: lie.numbers}
-    plain = _is_plain(td)
+    plain = is_plain(td)
     if not plain:
         td = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1).copy()
         for key, value in new.items():
@@ -135,7 +135,7 @@ class _Rows:
         steps = movable(leaf)
         places = self._places if leaf.device == self.device else self._places.to(leaf.device)
         rows = steps.new_zeros((self._there.size, *leaf.shape[1:])).index_copy_(0, places, steps)
-        return rows.view(leaf.dtype).view(shape)
+        return (rows if steps is leaf else rows.view(leaf.dtype)).view(shape)
 
     def nested(self, leaf: Tensor) -> Tensor:
         """A leaf ``[steps, ...]`` as a jagged tensor ``[S, *, ...]``."""
@@ -152,13 +152,6 @@ class _Rows:
             if isinstance(entry, Tensor):
                 entry[~self.mask] = 0
         return rows
-
-
-def _is_plain(td: Any) -> bool:
-    """Whether it is made of tensors and TensorDicts alone, whose entries can be gone through."""
-    if type(td) is not TensorDict or td._has_names():
-        return False
-    return all(type(value) is Tensor or _is_plain(value) for value in entries(td).values())
 
 
 def _each(td: TensorDict, made: Callable[[Tensor], Tensor], batch: torch.Size, dims: int) -> TensorDict:
