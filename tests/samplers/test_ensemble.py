@@ -310,7 +310,7 @@ def test_an_explicit_number_of_parts_is_kept_if_it_fits() -> None:
     assert sampler[:3].num_buffer_sampled == sampler[:2].num_buffer_sampled == 2
     assert sampler[:1].num_buffer_sampled == 1
     assert len(sampler) == 4
-    assert repr(sampler[:2]) == "SamplerEnsemble(RandomSampler(), RandomSampler())"
+    assert repr(sampler[:2]) == "SamplerEnsemble(RandomSampler(), RandomSampler(), num_buffer_sampled=2)"
 
 
 # ---- running out

@@ -256,7 +256,10 @@ def test_what_was_given_can_be_read() -> None:
         "mean",
         True,
     )
-    assert repr(sampler) == "PrioritizedSampler(max_capacity=7, alpha=0.6, beta=0.4, eps=1e-06)"
+    assert (
+        repr(sampler)
+        == "PrioritizedSampler(max_capacity=7, alpha=0.6, beta=0.4, eps=1e-06, reduction='mean')"
+    )
 
 
 def test_priorities_can_be_looked_at() -> None:

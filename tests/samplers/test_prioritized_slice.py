@@ -495,4 +495,4 @@ def test_what_was_given_can_be_read() -> None:
     assert (sampler.max_capacity, sampler.num_slices, sampler.slice_len) == (9, 4, None)
     assert (sampler.end_key, sampler.truncated_key, sampler.strict_length) == ("done", None, True)
     assert (sampler.span, sampler.reduction, sampler.dtype) == ((0, False), "min", torch.float64)
-    assert repr(sampler).endswith("beta=0.4, eps=1e-06, num_slices=4)")
+    assert repr(sampler).endswith("eps=1e-06, reduction='min', num_slices=4, end_key='done')")
