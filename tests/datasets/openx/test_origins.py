@@ -28,7 +28,7 @@ from replaybank.datasets.openx.sources.open import open_source
 from replaybank.datasets.openx.sources.origins import HUB_VARIABLE, RLDS_VARIABLE
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
-from replaybank.errors import DataFormatError
+from replaybank.errors import CorruptRecordError, DataFormatError
 
 NAME = "nyu_rot_dataset_converted_externally_to_rlds"
 FIELDS: dict[Key, FieldSpec] = {
@@ -164,6 +164,20 @@ def test_a_shard_whose_conversion_was_interrupted_is_not_fetched_again(
     assert not any(path.endswith("00000-of-00002") for path in paths)
     assert not folder.exists()
     assert read_manifest(tmp_path / "out").episodes == 4
+
+
+def test_a_shard_that_came_damaged_is_fetched_anew_by_the_next_call(
+    server: WebServer, tmp_path: Path
+) -> None:
+    served = next((tmp_path / "served/robotics" / NAME / "0.1.0").glob("*.tfrecord-00000-*"))
+    whole = served.read_bytes()
+    served.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CorruptRecordError, match="the checksum of its payload"):
+        convert(NAME, tmp_path / "out")
+    served.write_bytes(whole)
+    convert(NAME, tmp_path / "out")
+    assert read_manifest(tmp_path / "out").episodes == 4
+    assert not (tmp_path / "out.download").exists()
 
 
 @pytest.mark.parametrize("origin", ["rlds", "hub", None])

@@ -166,8 +166,12 @@ def convert(
     if kind_of(opened) == LeRobotSource.__name__ or not any(is_http(shard.path) for shard in opened.shards()):
         return _convert(opened, split, folder, options)
     fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS, progress=progress)
-    with fetched.ahead():
-        made = _convert(fetched, split, folder, options)
+    try:
+        with fetched.ahead():
+            made = _convert(fetched, split, folder, options)
+    except DataFormatError:
+        fetched.drop_damaged()  # the next call fetches them anew, instead of failing for ever
+        raise
     fetched.clear()
     return made
 

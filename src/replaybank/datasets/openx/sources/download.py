@@ -18,6 +18,7 @@ from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
 from replaybank.datasets.openx.sources.connection import RETRY, Retry
 from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, http_size, is_http
+from replaybank.errors import DataFormatError
 from replaybank.file_lock import AVAILABLE, FileLock
 from replaybank.progress import Bar
 from replaybank.storages.capacity import human
@@ -213,6 +214,7 @@ class DownloadedSource:
         self.split: str = getattr(source, "split", "train")
         self._room = 0
         self._following: _Following | None = None
+        self._damaged: set[Path] = set()
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
@@ -258,7 +260,11 @@ class DownloadedSource:
             if shard.number + 1 < len(shards) and is_http(shards[shard.number + 1].path):
                 following = shards[shard.number + 1]
                 self._following.fetch(following.path, self._place(following))
-        yield from self.source.episodes(replace(shard, path=str(path)), start)
+        try:
+            yield from self.source.episodes(replace(shard, path=str(path)), start)
+        except DataFormatError:
+            self._damaged.add(path)
+            raise
         size = path.stat().st_size
         if size <= self._room:
             self._room -= size
@@ -269,6 +275,11 @@ class DownloadedSource:
         """The file that a shard is fetched into."""
         name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
         return self.folder / (name.replace("/", "_") or "shard")
+
+    def drop_damaged(self) -> None:
+        """Remove files in which records were damaged: they may be whole where they are published."""
+        while self._damaged:
+            self._damaged.pop().unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove what is left of the downloads."""
