@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from replaybank import Normalize, OpenXExperienceReplay, OpenXMixture, convert, split_trajectories
+from replaybank import Normalize, OpenXMixture, split_trajectories
 from replaybank.demo import arm
 
 CHUNK, SLICE = 8, 16  # actions predicted at once; steps of a slice
@@ -131,16 +131,6 @@ def arm_datasets(folder: Path, episodes: int, seed: int) -> dict[str, Path]:
     }
 
 
-def normalisers(sources: Mapping[str, Any], folder: Path) -> dict[str, Normalize]:
-    """For each dataset its own scale. Without the images, a dataset is converted in a moment."""
-    found = {}
-    for name, source in sources.items():
-        convert(source, folder / name, image_keys=[])
-        numbers = OpenXExperienceReplay(name, streaming=False, source=folder / name)
-        found[name] = Normalize(numbers.stats([STATE, "action"]))
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Learn, judge, act."""
     parser = argparse.ArgumentParser(description="Behaviour cloning from a mixture of robot datasets")
@@ -162,7 +152,6 @@ def learn(options: argparse.Namespace, folder: Path) -> None:
     began = time.process_time()
     sources: dict[str, Any] = {f"data{number}": path for number, path in enumerate(options.data or ())}
     sources = sources or arm_datasets(folder / "rlds", episodes, options.seed)
-    normalize = normalisers(sources, folder / "numbers")
     mixture = OpenXMixture(
         dict.fromkeys(sources, 1.0),
         batch,
@@ -172,9 +161,13 @@ def learn(options: argparse.Namespace, folder: Path) -> None:
         streaming=options.streaming,
         root=folder / "converted",
         image_keys={name: [options.camera] for name in sources},
-        transforms=normalize,
         generator=torch.Generator().manual_seed(options.seed),
     )
+    trained = {
+        name: [number for number in range(dataset.num_episodes) if number % HELD_OUT]
+        for name, dataset in zip(mixture.names, mixture.datasets, strict=True)
+    }
+    normalize = mixture.normalize([STATE, "action"], episodes=trained)  # each dataset to its own scale
     camera = next(key for key in mixture.keys if key[0] == "observation" and key[-1] == options.camera)
     rows, _ = draw(mixture)
     sizes = rows[camera].shape[2], rows[STATE].shape[-1], rows["action"].shape[-1]
