@@ -35,7 +35,8 @@ def show_summary(summary: DatasetSummary) -> None:
         table("Names", named, ("key", "of", "names"))
     for key, counter in summary.texts.items():
         shown = counter.most_common(SAMPLES)
-        title = f"{'/'.join(key)}: {count(len(counter))} different, {len(shown)} of them"
+        most = f", the {len(shown)} most frequent" if len(shown) < len(counter) else ""
+        title = f"{'/'.join(key)}: {count(len(counter))} different{most}"
         if shown:
             table(
                 title,

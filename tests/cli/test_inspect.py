@@ -82,7 +82,7 @@ def test_verify_names_what_is_wrong_and_its_status_tells(
     assert cli.run(["verify", str(made), "--quiet"]) == cli.FAILED
     assert capsys.readouterr().out == f"{made / 'rows.bin'} episode 0: its content is not what was written\n"
     assert cli.run(["verify", str(made)]) == cli.FAILED
-    assert "1 problem(s)" in capsys.readouterr().out
+    assert "problems: 1" in capsys.readouterr().out
 
 
 def test_stats_shows_a_line_for_each_number(

@@ -72,7 +72,7 @@ def test_verify_names_the_member_that_is_not_data(tmp_path: Path, capsys: pytest
     assert cli.run(["verify", str(tmp_path)]) == cli.FAILED
     out = capsys.readouterr().out
     assert "member arm_00000_1.data.pickle: the pickle names os.system" in out
-    assert "1 episodes, 3 steps are whole; 1 problem(s)" in out
+    assert "1 episodes, 3 steps are whole; problems: 1" in out
 
 
 def test_convert_fetches_an_id(

@@ -163,7 +163,7 @@ def test_paths_that_hold_nothing_are_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
         write_report(tmp_path / "nothing", out)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"nor the checkpoint of a buffer \(CURRENT\)"):
+    with pytest.raises(FileNotFoundError, match=r"nor is it the checkpoint of a buffer \(CURRENT\)"):
         write_report(tmp_path / "folder", out)
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="give the folder of a dataset or of a checkpoint"):

@@ -115,7 +115,7 @@ def verify(
     for problem in found.problems:
         line(f"{problem.where}: {problem.what}")
     if not quiet:
-        wrong = f"{len(found.problems):,} problem(s)" if found.problems else "nothing is wrong"
+        wrong = f"problems: {len(found.problems):,}" if found.problems else "nothing is wrong"
         note = f" ({found.unchecked})" if found.unchecked else ""
         line(f"{path}: {found.episodes:,} episodes, {found.steps:,} steps are whole; {wrong}{note}")
     if found.problems:

@@ -180,7 +180,7 @@ def _subject(path: EpisodeSource | str | os.PathLike[str], split: str | None) ->
     except FileNotFoundError as error:
         if folder.is_dir() and not error.filename:
             raise FileNotFoundError(
-                f"{error}, nor the checkpoint of a buffer ({checkpoint.POINTER})"
+                f"{error}; nor is it the checkpoint of a buffer ({checkpoint.POINTER})"
             ) from error
         raise
     yield PublishedSubject(source)

@@ -29,7 +29,8 @@ class Normalize(nn.Module):
     Safe in any thread.
 
     Args:
-        stats: of the dataset, as its ``stats()`` gives them; all of them are normalised.
+        stats: of the dataset, as its ``stats(keys)`` gives them; every entry in them is normalised. Leave out
+            what is no input or output of the network, such as reward and discount.
         mode: how.
         mask: for some entries, by key, bool of their shape: False leaves a number as it is, such as a gripper
             that is 0 or 1.

@@ -212,4 +212,7 @@ def _nothing_at(path: str) -> str:
             "show what is in it, and loads() of a buffer reads it"
         )
     forms = ", ".join(f"{form.name} ({form.sign})" for form in FORMS)
-    return f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}"
+    return (
+        f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}; "
+        "give the folder that holds one of these"
+    )
