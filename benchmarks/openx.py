@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,9 +27,10 @@ import torch
 
 from replaybank import OpenXExperienceReplay
 from replaybank.datasets.openx.convert import convert
-from replaybank.datasets.openx.sources.base import FieldSpec, Images, Key
+from replaybank.datasets.openx.sources.base import FieldSpec, Images, Key, decoded_into
 from replaybank.datasets.openx.sources.columns import EpisodeDecoder
 from replaybank.datasets.openx.sources.features import parse_features
+from replaybank.datasets.openx.sources.images import encode_frame
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.sources.rlds_writer import RLDSWriter
 from replaybank.datasets.openx.sources.tfrecord import read_records
@@ -41,15 +42,27 @@ SLICE, BATCH = 8, 64
 FRAMING, PARSING, DECODING = "framing + CRC", "and Example parsing", "decoding frames"
 READING = (FRAMING, PARSING)
 CONVERTING = ("converting, raw", "converting, encoded")
-SAMPLING = ("streaming", "sampling, raw", "sampling, encoded")
-STAGES = (*READING, DECODING, *CONVERTING, *SAMPLING)
+STREAMING = ("streaming, trajectories", "streaming, slices")
+SAMPLING = ("sampling, raw", "sampling, encoded")
+STAGES = (*READING, DECODING, *CONVERTING, *STREAMING, *SAMPLING)
+
+BESIDE = 1 + 1 / SLICE
+"""Frames that are decoded for a step of a slice: the last one's next observation is one more."""
+DECODED = {DECODING: 1.0, CONVERTING[0]: 1.0, STREAMING[0]: 1.0, STREAMING[1]: BESIDE, SAMPLING[1]: BESIDE}
+"""Frames that a stage decodes for each of a camera's."""
+
+WALL, CPU = "", "CPU"
 
 
 def per(count: int, work: Callable[[], object]) -> Parts:
-    """Seconds that one of ``count`` steps took."""
-    start = time.perf_counter()
+    """Seconds that one of ``count`` steps took: by the clock, and of all threads of the process together.
+
+    The second is hardly longer on a machine that others use too, so it is what stages are compared by.
+    """
+    start, spent = time.perf_counter(), time.process_time()
     work()
-    return {"": (time.perf_counter() - start) / max(count, 1)}
+    cpu, wall = time.process_time() - spent, time.perf_counter() - start
+    return {WALL: wall / max(count, 1), CPU: cpu / max(count, 1)}
 
 
 def drain(things: Iterable[object]) -> None:
@@ -104,13 +117,14 @@ def ours(folder: Path, scratch: Path) -> dict[str, Call]:
         PARSING: partial(per, steps, parsing),
         CONVERTING[0]: partial(per, steps, partial(converted, "raw")),
         CONVERTING[1]: partial(per, steps, partial(converted, "encoded")),
-        SAMPLING[0]: partial(streaming, folder),
+        STREAMING[0]: partial(per, steps, partial(drain, stream(folder))),
+        STREAMING[1]: partial(some_slices, stream(folder, slice_len=SLICE, batch_size=BATCH)),
     }
     cameras = list(frames_of(folder))
     if cameras:
-        calls[DECODING] = partial(per, steps, lambda: drain(camera.decode() for camera in cameras))
+        calls[DECODING] = partial(per, steps, partial(decode_all, cameras))
     kinds: tuple[Literal["raw", "encoded"], ...] = ("raw", "encoded")
-    for case, images in zip(SAMPLING[1:], kinds, strict=True):
+    for case, images in zip(SAMPLING, kinds, strict=True):
         convert(folder, scratch / images, images=images, num_workers=1, progress=False)
         stored = OpenXExperienceReplay(
             images, root=scratch, streaming=False, slice_len=SLICE, batch_size=BATCH, strict_length=False
@@ -119,22 +133,36 @@ def ours(folder: Path, scratch: Path) -> dict[str, Call]:
     return calls
 
 
-def streaming(folder: Path) -> Parts:
-    """One epoch of slices of a stream: each step that it gives, without opening it."""
-    with closing(
-        OpenXExperienceReplay("data", source=os.fspath(folder), streaming=True, num_workers=1)
-    ) as stream:
-        episodes = iter(stream)
-        next(episodes)
-        count = 0
-        start = time.perf_counter()
-        for episode in episodes:
-            count += len(episode)
-        return {"": (time.perf_counter() - start) / max(count, 1)}
+def stream(folder: Path, **arguments: Any) -> OpenXExperienceReplay:
+    """A stream that stays open: what is timed is what it gives, not that it begins."""
+    return OpenXExperienceReplay(
+        "data",
+        source=os.fspath(folder),
+        streaming=True,
+        num_workers=1,
+        strict_length=False,
+        **arguments,
+    )
+
+
+def some_slices(dataset: OpenXExperienceReplay) -> Parts:
+    """Batches of a stream, the first of them untimed: it was decoded while nobody looked at the clock."""
+    dataset.sample()
+    return per(4 * BATCH, lambda: [dataset.sample() for _ in range(4)])
+
+
+def decode_all(cameras: list[Images]) -> None:
+    """Decode frames into memory that is used again, a few at a time."""
+    for camera in cameras:
+        height, width, channels = camera.decode(0, 1).shape[1:]
+        room = np.empty((max(1, (1 << 18) // (height * width * channels)), height, width, channels), np.uint8)
+        for start in range(0, len(camera), len(room)):
+            stop = min(start + len(room), len(camera))
+            decoded_into(camera, room[: stop - start], start, stop)
 
 
 def bare(folder: Path, _: Path) -> dict[str, Call]:
-    """The decoder alone: JPEGs from memory into arrays, nothing else. The ceiling of all that decodes."""
+    """The decoder alone: JPEGs from memory into one array, nothing else. The ceiling of all that decodes."""
     import simplejpeg
 
     frames = [frame for camera in frames_of(folder) for frame in camera.encoded()]
@@ -142,11 +170,31 @@ def bare(folder: Path, _: Path) -> dict[str, Call]:
         raise Skipped("there are no frames, or some are not JPEG")
     steps = steps_of(folder)
 
+    rooms = {frame: simplejpeg.decode_jpeg(frame, "RGB") for frame in frames[:1]}
+    same = all(simplejpeg.decode_jpeg_header(frame)[:2] == rooms[frames[0]].shape[:2] for frame in frames)
+
     def decode() -> None:
         for frame in frames:
-            simplejpeg.decode_jpeg(frame)
+            simplejpeg.decode_jpeg(frame, "RGB", buffer=rooms[frames[0]] if same else None)
 
-    return {case: partial(per, steps, decode) for case in (DECODING, SAMPLING[0], SAMPLING[2], CONVERTING[0])}
+    return {case: partial(per, steps, decode) for case in (DECODING, CONVERTING[0], *STREAMING, SAMPLING[1])}
+
+
+def writing(folder: Path, scratch: Path) -> dict[str, Call]:
+    """The decoder, and its pixels written to a file that is then on the disk: what no conversion can beat."""
+    import simplejpeg
+
+    frames = [frame for camera in frames_of(folder) for frame in camera.encoded()]
+    if not frames or any(frame[:3] != b"\xff\xd8\xff" for frame in frames):
+        raise Skipped("there are no frames, or some are not JPEG")
+
+    def decode() -> None:
+        with open(scratch / "pixels", "wb", buffering=0) as file:
+            for frame in frames:
+                file.write(simplejpeg.decode_jpeg(frame, "RGB"))
+            os.fsync(file.fileno())
+
+    return {CONVERTING[0]: partial(per, steps_of(folder), decode)}
 
 
 def plain_records(path: str) -> Iterator[bytes]:
@@ -250,6 +298,7 @@ def lerobot(folder: Path, _: Path) -> dict[str, Call]:
 CONTENDERS: Mapping[str, Callable[[Path, Path], dict[str, Call]]] = {
     "replaybank": ours,
     "bare decoder": bare,
+    "decoder + file": writing,
     "plain Python": plain,
     "tfrecord": tfrecord_package,
     "lerobot": lerobot,
@@ -258,6 +307,7 @@ CONTENDERS: Mapping[str, Callable[[Path, Path], dict[str, Call]]] = {
 
 NEEDS = {
     "bare decoder": ("simplejpeg", "simplejpeg is not installed"),
+    "decoder + file": ("simplejpeg", "simplejpeg is not installed"),
     "tfrecord": ("tfrecord", "the tfrecord package is not installed"),
     "lerobot": ("lerobot", "it is not installed (its releases fix other versions of torch)"),
 }
@@ -292,11 +342,61 @@ def write_numbers(folder: Path, episodes: int, length: int = 200) -> Path:
     return folder
 
 
+def write_frames(folder: Path, height: int, width: int, episodes: int, length: int = 40) -> Path:
+    """Steps with one camera: a blurred picture that moves, a little noise, as JPEG of quality 90."""
+    fields: dict[Key, FieldSpec] = {
+        ("observation", "image"): FieldSpec("image", (height, width, 3), np.dtype("uint8")),
+        ("action",): FieldSpec("tensor", (7,), np.dtype("float32")),
+    }
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (height // 16 + 2, width // 16 + 2, 3)).repeat(16, 0).repeat(16, 1)
+    shifts = [(dy, dx) for dy in (0, 4, 8, 12) for dx in (0, 4, 8, 12)]
+    wide = np.mean([np.roll(blocks, shift, (0, 1)) for shift in shifts], axis=0)
+    frames = []
+    for number in range(16):
+        part = wide[number : number + height, number : number + width]
+        noisy = part + rng.normal(0, 2, (height, width, 3))
+        frames.append(encode_frame(noisy.clip(0, 255).astype(np.uint8), "jpeg", 90))
+    with RLDSWriter(folder, "frames", fields=fields, shards=2) as writer:
+        for number in range(episodes):
+            writer.write(
+                {
+                    ("observation", "image"): [frames[(number + k) % 16] for k in range(length)],
+                    ("action",): rng.normal(size=(length, 7)).astype(np.float32),
+                }
+            )
+    return folder
+
+
+def shares(medians: Medians, names: list[str]) -> str:
+    """What of the bare decoder's rate is left in each stage, by CPU time: frame for frame."""
+    rows = []
+    for case, frames in DECODED.items():
+        bare_seconds = medians.get(("bare decoder", case, CPU))
+        if bare_seconds is None:
+            continue
+        cells = []
+        for name in names:
+            seconds = medians.get((name, case, CPU))
+            decoded = frames if name == names[0] else 1.0
+            cells.append("-" if seconds is None else f"{bare_seconds * decoded / seconds:.2f}")
+        rows.append([case, *cells])
+    return show(["of the bare decoder, CPU", *names], rows) if rows else ""
+
+
+def of_cpu(medians: Medians, name: str) -> str:
+    """Steps that each stage of a contender gives for a second of CPU time, whatever else the machine does."""
+    rows = [[case, f"{1 / medians[name, case, CPU]:,.0f}"] for case in STAGES if (name, case, CPU) in medians]
+    return show(["steps a second of CPU", name], rows)
+
+
 def rates(medians: Medians, names: list[str], frames: float) -> str:
     """A table of steps and frames a second; in parentheses the share of the first contender's."""
     rows = []
     for case in STAGES:
-        found = {name: 1 / seconds for (name, of, _), seconds in medians.items() if of == case}
+        found = {
+            name: 1 / seconds for (name, of, part), seconds in medians.items() if of == case and part == WALL
+        }
         if not found:
             continue
         first = found.get(names[0])
@@ -337,7 +437,10 @@ def run(title: str, folder: Path, scratch: Path, given: argparse.Namespace) -> N
         found = compare(
             ready, STAGES, rounds=given.rounds, seconds=given.seconds, calls=given.calls, least=given.least
         )
-    print(rates(found, [contender.name for contender in ready], frames))
+    names = [contender.name for contender in ready]
+    print(rates(found, names, frames))
+    print(of_cpu(found, names[0]))
+    print(shares(found, [name for name in names if name in (names[0], "bare decoder", "decoder + file")]))
 
 
 def main() -> None:
@@ -367,6 +470,11 @@ def main() -> None:
 
             arm = write_arm_dataset(place / "arm-rlds", episodes=4 if given.quick else 40)
             run("a drawn arm, two cameras", arm, place / "arm", given)
+            if not given.quick:
+                for height, width in ((256, 256), (480, 640)):
+                    name = f"{width} x {height}"
+                    drawn = write_frames(place / f"{name}-rlds", height, width, 3_000_000 // (height * width))
+                    run(f"frames of {name}", drawn, place / name, given)
         numbers = write_numbers(place / "numbers-rlds", 20 if given.quick else 1000)
         run("steps without frames", numbers, place / "numbers", given)
 

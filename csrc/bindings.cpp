@@ -18,6 +18,8 @@
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
+#include "pickle_loop.hpp"
+#include "seed_sequence.hpp"
 #include "slice_starts.hpp"
 #include "step_windows.hpp"
 #include "sum_tree.hpp"
@@ -72,6 +74,30 @@ void bind_gather(nb::module_& m) {
                                            threads);
         },
         "plan"_a, "n"_a, "start"_a, "count"_a, "batches"_a, "threads"_a, Released());
+    // All `n` items from arrays, which give their bytes by the buffer protocol: an address asked of NumPy costs half a
+    // microsecond each. False where one is not contiguous or has another number of bytes.
+    m.def("scatter_arrays", [](Address plan, Count n, const nb::list& arrays) {
+        const auto* leaves = leaves_at(plan);
+        std::vector<Py_buffer> held;
+        held.reserve(arrays.size());
+        Addresses addresses;
+        addresses.reserve(arrays.size());
+        bool good = true;
+        for (std::size_t i = 0; good && i < arrays.size(); ++i) {
+            Py_buffer view;
+            if (PyObject_GetBuffer(arrays[i].ptr(), &view, PyBUF_SIMPLE) != 0) {
+                PyErr_Clear();
+                good = false;
+                break;
+            }
+            held.push_back(view);
+            good = static_cast<Count>(view.len) == n * leaves[i].bytes;
+            addresses.push_back(reinterpret_cast<Address>(view.buf));
+        }
+        good = good && replaybank::scatter_run(leaves, size_of(addresses), n, 0, n, addresses.data(), 1) == -1;
+        for (auto& view : held) PyBuffer_Release(&view);
+        return good;
+    });
     m.def(
         "flatten_index",
         [](const Addresses& indices, const std::vector<Count>& sizes, Count count, Address out) {
@@ -172,6 +198,9 @@ void bind_sum_tree(nb::module_& m) {
     m.def("split_channels", [](Address frames, Count n, Count pixels, Address out) {
         replaybank::channels::split_channels(at<const std::uint8_t>(frames), n, pixels, at<std::uint8_t>(out));
     }, "frames"_a, "n"_a, "pixels"_a, "out"_a, Released());
+    m.def("seed_word", [](const std::vector<std::uint64_t>& key) {
+        return replaybank::seeds::seed_word(key.data(), key.size());
+    });
     m.def("all_are", [](Address numbers, Count n, Count value) {
         return wt::all_are(at<const std::int64_t>(numbers), n, value);
     }, "numbers"_a, "n"_a, "value"_a);
@@ -289,6 +318,32 @@ void bind_tfrecord(nb::module_& m) {
                              std::size_t count) {
         const Payload from(payload);
         return tfr::decode_bytes(from.data, from.size, offset, length, at<std::int64_t>(out), count);
+    });
+    m.def("same_bytes", [](const nb::bytes& payload, std::uintptr_t spans, std::size_t count) {
+        const Payload from(payload);
+        return tfr::same_bytes(from.data, from.size, at<const std::int64_t>(spans), count);
+    });
+}
+
+// --- pickle_loop.hpp ------------------------------------------------------------------------------------
+
+void bind_pickles(nb::module_& m) {
+    namespace pk = replaybank::pickles;
+    // Why it stopped, where, and the machine's floor and room then. None of the lists may be changed meanwhile.
+    m.def("run_pickle", [](const nb::bytes& data, std::int64_t at, const nb::list& stack, const nb::list& marks,
+                           const nb::dict& memo, std::int64_t floor, std::int64_t room) {
+        pk::Machine machine{static_cast<const unsigned char*>(data.data()),
+                            static_cast<pk::Size>(data.size()),
+                            static_cast<pk::Size>(at),
+                            stack.ptr(),
+                            marks.ptr(),
+                            memo.ptr(),
+                            static_cast<pk::Size>(floor),
+                            room};
+        const pk::Stop stop = pk::run_pickle(machine);
+        if (stop == pk::Stop::kError) throw nb::python_error();
+        return nb::make_tuple(static_cast<int>(stop), static_cast<std::int64_t>(machine.at),
+                              static_cast<std::int64_t>(machine.floor), machine.room);
     });
 }
 
@@ -453,6 +508,7 @@ NB_MODULE(_native, m) {
     bind_memory(m);
     bind_blocks(m);
     bind_next_leaves(m);
+    bind_pickles(m);
     bind_sum_tree(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);

@@ -7,6 +7,7 @@
 //   match_example   the same for a known set of names, in their order         O(payload + features log names)
 //   decode_numbers  one float or int64 feature into an array of some dtype    O(its bytes)
 //   decode_bytes    one bytes feature as (offset, length) pairs               O(its entries)
+//   same_bytes      whether the strings of such pairs are all the same        O(their bytes)
 //
 // All are pure functions, allocate nothing, and never read outside [data, data + size) or write more than
 // the room they are told of, whatever the bytes say: tests/datasets/openx/sources/test_example.py mutates
@@ -520,6 +521,22 @@ inline bool run(Span entry, Sink& sink) {
     const Byte* bad = nullptr;
     Span name{};
     return walk_entry(entry, name, sink, bad);
+}
+
+// Whether `count` byte strings, (offset, length) each as decode_bytes gives them, are all the same bytes.
+inline bool same_bytes(const Byte* data, std::size_t size, const std::int64_t* spans, std::size_t count) {
+    const auto inside = [size](const std::int64_t* span) {
+        const auto whole = static_cast<std::uint64_t>(size);
+        const auto first = static_cast<std::uint64_t>(span[0]);
+        return first <= whole && static_cast<std::uint64_t>(span[1]) <= whole - first;
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t* const span = spans + 2 * i;
+        if (!inside(span) || span[1] != spans[1]) return false;
+        if (span[1] != 0 && std::memcmp(data + span[0], data + spans[0], static_cast<std::size_t>(span[1])) != 0)
+            return false;
+    }
+    return true;
 }
 
 // Codes of the dtypes that decode_numbers writes; src/replaybank/datasets/openx/sources/example.py has them too.

@@ -3,7 +3,7 @@
     python examples/behaviour_cloning.py                # two minutes on one core, from disk
     python examples/behaviour_cloning.py --streaming    # from the files as published, nothing converted
     python examples/behaviour_cloning.py --data PATH    # your own data, RLDS or LeRobot; repeat it to mix
-    python examples/behaviour_cloning.py --quick        # seconds: is the loss falling?
+    python examples/behaviour_cloning.py --quick        # seconds: is it learning?
 
 Without ``--data`` a simulated arm is filmed as it reaches for dots, once led by a steady hand and once by a
 shaky one, from which it learns what to do about errors. An ``OpenXMixture`` draws slices of both. From the
@@ -32,10 +32,10 @@ from torch.nn import functional
 from replaybank import Normalize, OpenXExperienceReplay, OpenXMixture, convert, split_trajectories
 from replaybank.demo import arm
 
-CHUNK, SLICE, BATCH = 8, 16, 256  # actions predicted at once; steps of a slice, and of a batch
+CHUNK, SLICE = 8, 16  # actions predicted at once; steps of a slice
 STRIDE = 4  # of neighbouring images, which are much alike, the network looks at one in so many
 HELD_OUT = 10  # one episode in so many is for judging
-WANTED = 0.8  # of the error of always predicting the mean action
+WANTED = 0.5  # of the error of always predicting the mean action, and of all dots
 STATE = ("observation", "state")
 # What the policy must not see of the arm's state: the joints' speeds. They follow from its last commands, and
 # it would repeat those instead of looking (de Haan et al., "Causal Confusion in Imitation Learning", 2019).
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--camera", default="image", help="which of its cameras")
     parser.add_argument("--streaming", action="store_true", help="read the files as they are")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a few seconds: is the loss falling?")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: is it learning?")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         learn(options, Path(folder))
@@ -158,14 +158,14 @@ def learn(options: argparse.Namespace, folder: Path) -> None:
     """All of it; what is written goes into the folder."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # a network this small is fastest on one
-    updates, episodes, every = (60, 8, 20) if options.quick else (1_200, 100, 200)
+    updates, episodes, every, batch = (240, 8, 60, 64) if options.quick else (1_200, 100, 200, 256)
     began = time.process_time()
     sources: dict[str, Any] = {f"data{number}": path for number, path in enumerate(options.data or ())}
     sources = sources or arm_datasets(folder / "rlds", episodes, options.seed)
     normalize = normalisers(sources, folder / "numbers")
     mixture = OpenXMixture(
         dict.fromkeys(sources, 1.0),
-        BATCH,
+        batch,
         slice_len=SLICE,
         strict_length=False,  # shorter episodes come whole
         source=sources,
@@ -205,8 +205,10 @@ def learn(options: argparse.Namespace, folder: Path) -> None:
     print(
         f"The arm comes to rest on {rate:.0%} of the dots; {time.process_time() - began:.0f} s of CPU in all"
     )
-    if unseen > WANTED * mean:
-        raise SystemExit(f"{unseen:.3f} is more than {WANTED:.0%} of {mean:.3f}: it has not learnt.")
+    # From a handful of episodes, as in the quick form, it can learn them, and not what is common to all.
+    good = learnt < WANTED * mean if options.quick else unseen < WANTED * mean and rate > WANTED
+    if not good:
+        raise SystemExit(f"That is too little: an error under {WANTED:.0%} of the mean action's was wanted.")
 
 
 if __name__ == "__main__":

@@ -81,10 +81,9 @@ def update(batch: TensorDictBase, network: QNetwork, target: QNetwork, adam: tor
         goal = batch["next", "reward"] + batch["gamma"] * batch["nonterminal"] * value
     error = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)) - goal
     loss = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none").squeeze(-1)
-    if "priority_weight" in batch:  # what is drawn more often counts less
-        loss = loss * batch["priority_weight"]
+    weight = batch.get("priority_weight", torch.ones(()))  # what is drawn more often counts less
     adam.zero_grad()
-    loss.mean().backward()
+    (loss * weight).mean().backward()
     nn.utils.clip_grad_norm_(network.parameters(), 10.0)
     adam.step()
     batch["td_error"] = error.detach().abs()

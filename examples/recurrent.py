@@ -4,9 +4,9 @@
     python examples/recurrent.py --memoryless    # the same without memory: in half of them, at best
     python examples/recurrent.py --quick         # seconds: better than any agent without memory?
 
-What the buffer does here: slices of 16 steps are drawn by priority, none across the end of an episode. Each
-brings the GRU's state from when it was recorded; an older network made that state, so the first steps of a
-slice only warm it up. Slices of shorter episodes are padded, with a mask.
+What the buffer does here: slices of 12 steps are drawn by priority, none across the end of an episode, each
+with the four steps before it in front. It brings the GRU's state from when it was recorded; an older network
+made that state, so the four steps only warm it up. Slices of shorter episodes are padded, with a mask.
 
 Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR 2019.
 """
@@ -112,11 +112,10 @@ def update(
     with torch.no_grad():
         best = values[:, 1:].argmax(-1, keepdim=True)
         after = target(obs, state)[0][:, 1:].gather(-1, best).squeeze(-1)
-        goal = slices["next", "reward"].squeeze(-1) + GAMMA * after * ~slices["next", "terminated"].squeeze(
-            -1
-        )
+        goes_on = ~slices["next", "terminated"].squeeze(-1)
+        goal = slices["next", "reward"].squeeze(-1) + GAMMA * goes_on * after
     error = values[:, :-1].gather(-1, slices["action"].unsqueeze(-1)).squeeze(-1) - goal
-    error = error * (slices["mask"] & ~burn_in)
+    error = error * (slices["mask"] & ~burn_in)  # nothing is learned from padding and warming up
     loss = nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     adam.zero_grad()
     (loss * slices["priority_weight"]).sum(1).mean().backward()

@@ -1,7 +1,7 @@
 """From environments to batches: what is recorded into a small ring, and what transforms make of it.
 
-Each observation of the counting environments says which environment, episode and step it is of. So a batch can be
-held against what is in the storage, without knowing where it lies there.
+Each observation of the counting environments says which environment, episode and step it is of. So a batch
+can be held against what is in the storage, without knowing where it lies there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class World:
         layout = choose.choice(["columns", "in one", "a buffer each"])
         self.n = choose.choice([0, 1, 2, 3, 8])
         self.frames = choose.choice([0, 1, 2, 4])
-        self.strategy: Any = choose.choice([None, "future", "final", "episode"])
+        strategies: list[Any] = [None, "future", "final", "episode"]
+        self.strategy = choose.choice(strategies)
         self.ends = choose.random() < 0.5
         self.sampler = choose.choice(list(SAMPLERS))
         transforms: list[Any] = []
@@ -99,12 +100,14 @@ class World:
             self.envs,
             max_waiting=100,  # neither are episodes written in parts, nor steps given up
         )
+        # Where columns run behind each other, what cuts one off cuts the others off too, in mid-episode.
+        self.may_reset = self.mode != "next_step" or layout != "columns"
         self.obs, _ = self.envs.reset(seed=0)
 
     def go_on(self, calls: int) -> None:
         """Step the environments, and now and then reset them in mid-episode."""
         for _ in range(calls):
-            if self.mode != "next_step" and self.choose.random() < 0.05:
+            if self.may_reset and self.choose.random() < 0.05:
                 self.obs, _ = self.envs.reset()
                 self.recorder.reset()
             action = self.envs.action_space.sample()
@@ -187,7 +190,7 @@ def _terminated(env: int, episode: int, step: int) -> bool:
     return step == length_of(env, episode) - 1 and (env + episode) % 3 != 0
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_batches_of_recorded_steps_follow_from_what_is_stored(seed: int) -> None:
     world = World(seed)

@@ -106,6 +106,14 @@ def test_videos_are_decoded_and_their_steps_have_times(tmp_path: Path) -> None:
     assert set(episode.texts["task",]) <= set(TASKS)
 
 
+def test_joints_of_a_converted_episode_keep_their_names(tmp_path: Path) -> None:
+    write_lerobot(tmp_path / "lerobot", "v2.1", [5])
+    convert(tmp_path / "lerobot", tmp_path / "made", image_keys=[], progress=False)
+    published, made = open_episode(tmp_path / "lerobot", 0), open_episode(tmp_path / "made", 0)
+    state = ("observation", "state")
+    assert made.names == {state: published.names[state]}
+
+
 def test_an_episode_that_is_not_there_is_an_error_with_the_range(arm_folder: Path, tmp_path: Path) -> None:
     convert(arm_folder, tmp_path / "made", progress=False)
     for path in (arm_folder, tmp_path / "made"):

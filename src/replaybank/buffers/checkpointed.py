@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replaybank import checkpoint
 from replaybank.errors import DataFormatError
+from replaybank.progress import watched_bytes
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.log_header import CURSOR, LENGTH, TOTAL, checked_state
@@ -21,13 +22,16 @@ UNKNOWN = "?"
 
 
 @contextmanager
-def opened_buffers(path: checkpoint.StrPath) -> Iterator[list[CheckpointedBuffer]]:
+def opened_buffers(
+    path: checkpoint.StrPath, *, progress: bool | None = None
+) -> Iterator[list[CheckpointedBuffer]]:
     """The buffers of a checkpoint: one, or those of an ensemble. Checks all files: O(bytes).
 
     What they say is good within the ``with`` block, where savers to ``path`` wait.
 
     Args:
         path: what ``dumps`` was given.
+        progress: show the bytes read, if it takes long; by default where the error output is a terminal.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -45,7 +49,8 @@ def opened_buffers(path: checkpoint.StrPath) -> Iterator[list[CheckpointedBuffer
         ('LazyTensorStorage', 3, 10)
     """
     with ExitStack() as files:
-        state = files.enter_context(checkpoint.opened(path))
+        with watched_bytes("Reading", progress):
+            state = files.enter_context(checkpoint.opened(path))
         parts = state.get("buffers")
         states = parts if isinstance(parts, list) and parts else [state]
         for part in states:

@@ -61,7 +61,7 @@ def info(
         from replaybank.buffers.checkpointed import opened_buffers
         from replaybank.show_buffers import show_buffers
 
-        with opened_buffers(place) as buffers:
+        with opened_buffers(place, progress=shown(quiet)) as buffers:
             show_buffers(path, buffers, folder_bytes(place) or 0)
     else:
         try:

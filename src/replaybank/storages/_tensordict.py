@@ -6,11 +6,19 @@ attributes that this one sets 0.5; a batch that was just gathered has nothing to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import (
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    is_tensorclass,
+)
 
 __all__ = [
     "build",
@@ -21,6 +29,7 @@ __all__ = [
     "is_tensorclass",
     "leaf_of",
     "set_leaves",
+    "stack_of",
     "with_entry",
 ]
 
@@ -77,6 +86,37 @@ def build(
     made._device = device
     made._td_dim_names = None
     return cast(TensorDict, made)
+
+
+def stack_of(values: list[NonTensorData]) -> NonTensorStack:
+    """A stack of plain values of batch size ``[]``, which it takes over: a list of the caller's own.
+
+    The checked constructor looks at each of them, though they may be one object many times.
+    """
+    if _flat is None or not values or torch.compiler.is_compiling():
+        return NonTensorStack(*values)
+    made: NonTensorStack = NonTensorStack.__new__(NonTensorStack)
+    _flat(made, values)
+    return made
+
+
+def _flat_stack() -> Callable[[NonTensorStack, list[NonTensorData]], None] | None:
+    """What makes such a stack without looking at its values, if it makes what the constructor does."""
+    flat = getattr(sys.modules.get("tensordict.tensorclass"), "_init_flat", None)
+    if flat is None:
+        return None
+    value = NonTensorData("x")
+    try:
+        made = NonTensorStack.__new__(NonTensorStack)
+        flat(made, [value, value])
+        wanted = NonTensorStack(value, value)
+        same = vars(made).keys() == vars(wanted).keys() and made.batch_size == wanted.batch_size
+        return flat if same and made.tolist() == wanted.tolist() else None
+    except Exception:  # another release, whose insides are others
+        return None
+
+
+_flat = _flat_stack()
 
 
 def entries(data: TensorDictBase) -> Mapping[str, Any]:

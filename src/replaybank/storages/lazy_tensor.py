@@ -41,8 +41,9 @@ class LazyTensorStorage(TensorStorage):
         compilable: see :class:`~replaybank.storages.base.Storage`.
         next_observation: ``"derive"``: store ``observation`` only, and make ``("next", "observation")`` from
             the next step when it is read. Where they differ, at the ends of episodes and at the newest step,
-            it is kept aside; the data that is read is bit by bit what was written. Halves the memory of
-            frames. CPU only.
+            it is kept aside; the data that is read is bit by bit what was written. Costs 8 bytes a step:
+            it pays from about a dozen float32 numbers in an observation on, and halves the memory of frames.
+            CPU only.
         encoded: entries that are images and are kept as JPEG or PNG bytes, by key. CPU only.
 
     Raises:

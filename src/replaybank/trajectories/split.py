@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any, TypeAlias, cast
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+)
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
+from replaybank.storages._tensordict import stack_of
 
 NestedKey: TypeAlias = "str | tuple[str, ...]"
 
@@ -26,12 +34,16 @@ def split_trajectories(
     A trajectory ends where its identity changes, or else where it is done; always at the end of the last
     dimension. Memory: ``trajectories * T_max`` steps, with ``as_nested`` as many as there are.
 
+    Steps that an entry ``mask`` says are filled in, as those of a stream with ``pad`` or of rows that were
+    split before, are of no trajectory: they are left out, and the steps on either side are kept apart.
+
     Args:
         td: ``[*batch, T]``, for instance a sample of a ``SliceSampler``, ``[B]``. It is not changed.
         prefix: under which key ``traj_ids`` are looked for and ``mask`` and ``traj_ids`` are written:
             ``"collector"`` if that is there, else none.
         trajectory_key: key of the identity of each step's trajectory; by default ``traj_ids`` under the
-            prefix, if it is there and no ``done_key`` is named. ``mask`` is written beside it.
+            prefix, if it is there and no ``done_key`` is named. ``mask`` is written beside it, and looked for
+            there and at the root: bool ``[*batch, T]`` or ``[*batch, T, 1]``, anything else is data.
         done_key: name of the bool that ends trajectories, looked up under ``"next"``, then at the root. By
             default the truncated or done ones.
         as_nested: give nested (jagged) tensors ``[trajectories, *]`` instead of padded ones, without a mask.
@@ -43,7 +55,7 @@ def split_trajectories(
 
     Raises:
         KeyError: no key says where trajectories end; the keys there are are named.
-        ValueError: ``td`` has no batch dimension or no steps.
+        ValueError: ``td`` has no batch dimension or no steps, or all are filled in.
 
     Example:
         >>> import torch
@@ -62,7 +74,16 @@ def split_trajectories(
     ends, identified = _ends(td, ids_key, trajectory_key is not None, done_key)
     ends[..., -1] = True  # a row of the batch ends what is open in it
     ends = ends.reshape(-1)
+    kept = _not_filled(td, root)
+    if kept is not None:
+        ends[:-1] |= ~kept[1:]
+        ends = ends[kept]
     flat = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1)
+    texts = {} if as_nested else _texts(flat)
+    if texts:
+        flat = flat.exclude(*texts)
+    if kept is not None:
+        flat = flat[kept]
     if not identified:
         flat = flat.copy()
         flat.set(ids_key, ends.cumsum(0) - ends.to(torch.int64))
@@ -83,6 +104,9 @@ def split_trajectories(
         first = last + 1 - lengths
         rows = flat[(first.unsqueeze(-1) + step).minimum(last.unsqueeze(-1))]
         _zero(rows, ~mask)
+    for key, values in texts.items():
+        steps = values if kept is None else list(compress(values, kept.tolist()))
+        rows.set(key, _rows_of(steps, lengths.tolist(), step.numel()))
     rows.set((*root, "mask"), mask)
     return rows
 
@@ -123,6 +147,40 @@ def _ends(
         )
     parts = [(value != 0).reshape(*td.batch_size, -1).any(-1) for value in found]
     return torch.stack(parts).any(0), False
+
+
+def _not_filled(td: TensorDictBase, root: tuple[str, ...]) -> Tensor | None:
+    """Which steps are no filling, bool ``[steps]``; None: nothing says that any is."""
+    for key in dict.fromkeys([(*root, "mask"), ("mask",)]):
+        mask = td.get(key, None)
+        if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.numel() == td.batch_size.numel():
+            kept = mask.reshape(-1)
+            if not kept.any():
+                raise ValueError(f"There are no steps to split: {key} says that all of them are filled in.")
+            return None if kept.all() else kept
+    return None
+
+
+def _texts(flat: TensorDictBase, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[Any]]:
+    """Plain values that differ from step to step, by key: tensordict would copy each of them, for 20 us."""
+    found = {}
+    for name, entry in flat.items():
+        if isinstance(entry, NonTensorStack):
+            if entry.ndim == 1:
+                found[(*path, name)] = list(entry.tensordicts)
+        elif isinstance(entry, TensorDict):
+            found.update(_texts(entry, (*path, name)))
+    return found
+
+
+def _rows_of(values: list[Any], lengths: list[int], longest: int) -> NonTensorStack:
+    """Rows of values that lie end to end, the last one of each repeated up to the longest row's length."""
+    rows, start = [], 0
+    for length in lengths:
+        row = values[start : start + length]
+        rows.append(stack_of(row + row[-1:] * (longest - length)))
+        start += length
+    return NonTensorStack(*rows)
 
 
 def _zero(td: TensorDictBase, where: Tensor) -> None:

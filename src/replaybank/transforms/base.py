@@ -33,6 +33,7 @@ class Drawn(NamedTuple):
         generator: source of random draws, None for torch's global one.
         padded: bool ``[B]``, true at steps that stand before a slice for ones that are not there;
             None where there are none.
+        every: int64 ``[B]``, from 0 on: the tensor with which a view is asked for the batch itself.
     """
 
     slots: Tensor
@@ -41,6 +42,7 @@ class Drawn(NamedTuple):
     ends: Tensor | None
     generator: torch.Generator | None
     padded: Tensor | None = None
+    every: Tensor | None = None
 
     def moved(self, slots: Tensor, by: Tensor) -> Tensor:
         """The slots of steps further on in the same columns, or further back. O(steps).

@@ -149,8 +149,9 @@ class HindsightRelabel(SampleTransform):
                 "terminated_fn out."
             )
         sources, relabelled = self._choose(drawn)
-        goals = below.read(after, sources, torch.arange(sources.numel()))
-        return _Relabelled(self, below, after, desired, self._reward, goals, relabelled)
+        every = torch.arange(sources.numel()) if drawn.every is None else drawn.every
+        goals = below.read(after, sources, every)
+        return _Relabelled(self, below, after, desired, self._reward, goals, relabelled, every)
 
     def _choose(self, drawn: Drawn) -> tuple[Tensor, Tensor]:
         """After which step the goal of each is achieved, and which of them get it."""
@@ -181,10 +182,11 @@ class _Relabelled(StepView):
         reward: Key,
         goals: Tensor,
         relabelled: Tensor,
+        every: Tensor,
     ) -> None:
         self._functions, self._below = functions, below
         self._achieved, self._desired, self._reward = achieved, desired, reward
-        self._goals, self._relabelled = goals, relabelled
+        self._goals, self._relabelled, self._every = goals, relabelled, every
         self.keys = list(below.keys)
         self._desired_too = [key for key in (desired, (NEXT, *desired)) if key in below.keys]
         self.changed = [*self._desired_too, reward]
@@ -241,8 +243,12 @@ class _Relabelled(StepView):
         """Which of some steps have other goals, int64 ``[k]``, and these."""
         known = self._which
         if known is None or known[0] is not of:
-            which = self._relabelled[of].nonzero().squeeze(-1)
-            known = self._which = of, which, rows_of(self._goals, of.index_select(0, which))
+            if of is self._every:
+                which = own = self._relabelled.nonzero().view(-1)
+            else:
+                which = self._relabelled.index_select(0, of).nonzero().view(-1)
+                own = of.index_select(0, which)
+            known = self._which = of, which, rows_of(self._goals, own)
         return known[1], known[2]
 
     def _terminated(self, slots: Tensor, of: Tensor) -> Tensor:

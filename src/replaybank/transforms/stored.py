@@ -119,13 +119,13 @@ class Related:
         padded = None if self._extending is None else _flags(info.get(self._extending.padded_key))
         columns = slots_in_a_row(storage)
         view: StepView = StoredSteps(storage, slots, items)
-        below: dict[Key, None] = {}
-        for transform, found in zip(self._transforms, trajectories, strict=True):
-            below.update(dict.fromkeys(view.changed))
-            view = transform.over(view, Drawn(slots, columns, found, ends, generator, padded))
         of = self._range
         if of.numel() != slots.numel():
             of = self._range = torch.arange(slots.numel())
+        below: dict[Key, None] = {}
+        for transform, found in zip(self._transforms, trajectories, strict=True):
+            below.update(dict.fromkeys(view.changed))
+            view = transform.over(view, Drawn(slots, columns, found, ends, generator, padded, of))
         made = view.made(slots, of)
         if below:
             own = dict(made)

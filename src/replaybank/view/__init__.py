@@ -32,6 +32,7 @@ def save_recording(
     *,
     cameras: Sequence[str] | None = None,
     compress: bool = False,
+    progress: bool | None = None,
 ) -> list[Key]:
     """Write an episode into a file for Rerun's viewer; it appears whole, or not at all. O(bytes).
 
@@ -40,6 +41,7 @@ def save_recording(
         path: ends in ``.rrd``; a file of that name is replaced.
         cameras: those that are written, by path or the last part of it; None: all.
         compress: write frames as JPEG that are stored as pixels: smaller, and no longer exact.
+        progress: show a bar if it takes long; by default where the error output is a terminal.
 
     Returns:
         The entries that were left out, as they have too many numbers for curves.
@@ -68,9 +70,9 @@ def save_recording(
         raise IsADirectoryError(f"{file} is a folder: give the name of a file")
     recording = rr.RecordingStream(APPLICATION, recording_id=_title(episode))
     with replacing(file) as opened, Drain(opened) as drain:
-        recording.save(drain.path)
         try:
-            left_out = record(episode, recording, chosen, compress=compress)
+            recording.save(drain.path)
+            left_out = record(episode, recording, chosen, compress=compress, progress=progress)
             recording.send_blueprint(layout(episode, chosen, left_out))
             recording.flush()
         finally:
@@ -79,7 +81,11 @@ def save_recording(
 
 
 def show_recording(
-    episode: RecordedEpisode, *, cameras: Sequence[str] | None = None, compress: bool = False
+    episode: RecordedEpisode,
+    *,
+    cameras: Sequence[str] | None = None,
+    compress: bool = False,
+    progress: bool | None = None,
 ) -> list[Key]:
     """Show an episode in Rerun's viewer, which is started unless it runs already. O(bytes).
 
@@ -87,6 +93,7 @@ def show_recording(
         episode: from :func:`open_episode`.
         cameras: as for :func:`save_recording`.
         compress: likewise.
+        progress: likewise.
 
     Returns:
         The entries that were left out.
@@ -104,7 +111,7 @@ def show_recording(
         rr.spawn(connect=False, executable_path=_viewer(), recording=recording)
         recording.connect_grpc()
         recording.send_blueprint(layout(episode, chosen))
-        left_out = record(episode, recording, chosen, compress=compress)
+        left_out = record(episode, recording, chosen, compress=compress, progress=progress)
         recording.flush()
     except RuntimeError as error:  # Rerun's own are nothing else
         raise OSError(f"Rerun's viewer did not start: {error}; --save episode.rrd writes a file") from error

@@ -17,7 +17,11 @@ from replaybank.view.published import published_episode
 
 
 def open_episode(
-    path: str | os.PathLike[str], number: int = 0, *, split: str | None = None
+    path: str | os.PathLike[str],
+    number: int = 0,
+    *,
+    split: str | None = None,
+    progress: bool | None = None,
 ) -> RecordedEpisode:
     """An episode of a converted dataset, a dataset as it is published, or a checkpointed buffer.
 
@@ -27,6 +31,8 @@ def open_episode(
         path: a folder, a URL, or an id of the catalog.
         number: of the episode, from 0.
         split: of a published dataset, ``"train"`` by default.
+        progress: show a bar if a checkpoint takes long to read; by default where the error output is a
+            terminal.
 
     Raises:
         FileNotFoundError: there is nothing that can be read.
@@ -53,7 +59,7 @@ def open_episode(
                 )
             return converted_episode(dataset, number)
         if checkpoint.is_checkpoint(place):
-            with opened_buffers(place) as buffers:
+            with opened_buffers(place, progress=progress) as buffers:
                 return buffer_episode(buffers, place, number)
     source = open_source(place, split="train" if split is None else split, allow_missing_shards=True)
     return published_episode(source, number)

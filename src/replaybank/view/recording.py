@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replaybank.datasets.openx.sources.images import encode_frame, image_format
+from replaybank.progress import Bar
 from replaybank.view.episode import Camera, Key, RecordedEpisode
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def record(
     cameras: Sequence[Key] | None = None,
     *,
     compress: bool = False,
+    progress: bool | None = None,
 ) -> list[Key]:
     """Write an episode into a recording: numbers as curves, frames as images, texts, ends as events.
 
@@ -57,6 +59,7 @@ def record(
         recording: open to a file or a viewer.
         cameras: those that are written; None: all.
         compress: write pixels as JPEG too: smaller, and no longer exact.
+        progress: show a bar if it takes long; by default where the error output is a terminal.
 
     Returns:
         The entries that were left out: too many numbers for curves.
@@ -73,8 +76,10 @@ def record(
     facts = "\n".join(f"{name}: {value}" for name, value in episode.facts.items())
     title = f"{episode.name}, episode {episode.number}: {episode.length} steps"
     recording.log(FACTS, rr.TextDocument(sayable(f"{title}\n{facts}")), static=True)
-    for key in episode.cameras if cameras is None else cameras:
-        _record_camera(recording, key, episode.cameras[key], timelines, compress=compress)
+    chosen = list(episode.cameras) if cameras is None else cameras
+    with Bar("Recording", "frame", len(chosen) * episode.length, show=progress) as bar:
+        for key in chosen:
+            _record_camera(recording, key, episode.cameras[key], timelines, bar, compress=compress)
     return left_out
 
 
@@ -164,18 +169,26 @@ def _record_ends(recording: rr.RecordingStream, episode: RecordedEpisode, timeli
 
 
 def _record_camera(
-    recording: rr.RecordingStream, key: Key, camera: Camera, timelines: _Timelines, *, compress: bool
+    recording: rr.RecordingStream,
+    key: Key,
+    camera: Camera,
+    timelines: _Timelines,
+    bar: Bar,
+    *,
+    compress: bool,
 ) -> None:
     path = entity(key)
     for start, frames in camera.parts():
         if isinstance(frames, np.ndarray):
             steps = np.arange(start, start + len(frames))
             _record_pixels(recording, path, frames, timelines.of(steps), camera, compress)
+            bar.update(len(frames))
             continue
         there = [step for step, content in enumerate(frames) if content]
         if there:
             columns = _encoded([frames[step] for step in there], depth=camera.depth)
             recording.send_columns(path, timelines.of(np.array(there) + start), columns)
+        bar.update(len(frames))
 
 
 def _encoded(contents: Sequence[bytes], *, depth: bool) -> Any:

@@ -247,6 +247,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes_and_is_never_taken_fo
     tmp_path: Path,
 ) -> None:
     source = RLDSSource(write_rlds(tmp_path / "rlds", [6] * 12, shards=4))
+    convert(source, tmp_path / "first", progress=False)  # what is imported and kept at the first use is there
     calls = calls_of(lambda: convert(source, tmp_path / "whole", progress=False))
     whole = contents(tmp_path / "whole")
     moments = random.Random(0)

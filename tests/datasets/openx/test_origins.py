@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import pytest
 from http_server import WebServer, serving
 from hub_shards import write_hub
 from lerobot_files import write_lerobot
+from patience import PATIENCE
 from replaybank.cli import run
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import read_manifest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources import connection
 from replaybank.datasets.openx.sources.base import FieldSpec, Key
-from replaybank.datasets.openx.sources.download import KEPT_PART, DownloadedSource
+from replaybank.datasets.openx.sources.download import KEPT_PART, DownloadedSource, download
 from replaybank.datasets.openx.sources.hub_tar import HubTarSource, is_hub_tar
 from replaybank.datasets.openx.sources.lerobot import LeRobotSource
 from replaybank.datasets.openx.sources.open import open_source
@@ -155,7 +157,7 @@ def test_a_shard_whose_conversion_was_interrupted_is_not_fetched_again(
     killed.kind = "RLDSSource"
     with pytest.raises(KeyboardInterrupt):
         convert(killed, tmp_path / "out")
-    assert [path.name for path in folder.iterdir()] == [f"{NAME}-train.tfrecord-00000-of-00002"]
+    assert (folder / f"{NAME}-train.tfrecord-00000-of-00002").is_file()
     asked = len(server.log)
     convert(NAME, tmp_path / "out")
     paths = [path for path, wanted in server.log[asked:] if wanted != "bytes=0-0"]
@@ -352,3 +354,34 @@ def test_a_conversion_that_goes_on_does_not_look_at_all_lists_again(
     server.log.clear()
     convert(url, tmp_path / "out")  # it is done
     assert not [name for name in bodies(server) if "tfrecord" in name]
+
+
+def test_the_shard_behind_the_one_that_is_read_is_on_its_way_already(
+    server: WebServer, tmp_path: Path
+) -> None:
+    source = DownloadedSource(RLDSSource(f"{server.url}/robotics/{NAME}/0.1.0"), tmp_path / "ahead")
+    shards = source.shards()
+    with source.ahead():
+        first = source.episodes(shards[0])
+        next(first)
+        following = source._following
+        assert following is not None
+        assert following._thread is not None
+        following._thread.join(PATIENCE)
+        assert (tmp_path / "ahead" / f"{NAME}-train.tfrecord-00001-of-00002").is_file()
+        read = 1 + len(list(first)) + len(list(source.episodes(shards[1])))
+    assert read == 4
+    assert [name for name in bodies(server) if "tfrecord" in name].count(
+        shards[1].path.rpartition("/")[2]
+    ) == 1
+    assert not list((tmp_path / "ahead").iterdir())
+
+
+def test_a_download_that_is_given_up_goes_on_another_time(server: WebServer, tmp_path: Path) -> None:
+    url = f"{server.url}/robotics/{NAME}/0.1.0/{NAME}-train.tfrecord-00000-of-00002"
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(InterruptedError, match="is not fetched any further"):
+        download(url, tmp_path / "shard", stop=stop)
+    assert not (tmp_path / "shard").exists()
+    assert download(url, tmp_path / "shard").stat().st_size > 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ import torch
 
 import memory_source
 from memory_source import MemorySource
+from patience import PATIENCE
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS, read_progress
-from replaybank.datasets.openx.locks import LOCK
+from replaybank.datasets.openx.locks import LOCK, FolderLock
 from replaybank.datasets.openx.preprocess import preprocess
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.storage import DatasetStorage
@@ -204,3 +208,51 @@ def test_a_dataset_object_makes_a_changed_copy_of_itself(source: Path, tmp_path:
     with pytest.raises(ValueError, match="num_workers=-1"):
         dataset.preprocess(unchanged, dest=tmp_path / "no", num_workers=-1)
     assert np.array_equal(np.sort(copy[:]["speed"].unique().numpy()), [3, 4, 6, 7, 11])
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from replaybank.datasets.openx.preprocess import preprocess
+
+def told(episode):
+    Path(sys.argv[3], str(os.getpid())).touch()
+    return episode
+
+def killer(episode):
+    told(episode)
+    if os.getpid() != main:
+        os.kill(main, signal.SIGKILL)
+    return episode
+
+main = os.getpid()
+preprocess(sys.argv[1], killer, sys.argv[2], num_workers=2, mp_start_method="fork", progress=False)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_killed_with_its_processes_at_work_it_leaves_neither_them_nor_a_lock(
+    source: Path, tmp_path: Path
+) -> None:
+    script, pids = tmp_path / "killed.py", tmp_path / "pids"
+    script.write_text(KILLED)
+    pids.mkdir()
+    command = [sys.executable, str(script), str(source), str(tmp_path / "out"), str(pids)]
+    done = subprocess.run(command, env={"PATH": "", "OMP_NUM_THREADS": "1"}, timeout=PATIENCE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    FolderLock(tmp_path / "out", "a test").release()  # at once, whether the processes have ended yet or not
+    workers = [int(path.name) for path in pids.iterdir()]
+    assert len(workers) >= 2
+    deadline = time.monotonic() + PATIENCE
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    preprocess(source, unchanged, tmp_path / "out", num_workers=0, overwrite=True)
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return " Z " not in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False

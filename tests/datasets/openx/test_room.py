@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import memory_source
-from memory_source import MemorySource
+from memory_source import MemorySource, episode
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS, ROWS
 from replaybank.datasets.openx.sources.base import Episode, Shard
@@ -109,3 +110,35 @@ def test_where_nothing_is_known_nothing_is_refused(tmp_path: Path, monkeypatch: 
     disk_of(monkeypatch, 1)
     made = convert(MemorySource([[memory_source.episode(0, 3)]]), tmp_path)
     assert made.steps == 3
+
+
+def test_a_disk_that_fills_up_is_named_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MemorySource([[episode(number, 5)] for number in range(4)])
+    convert(source, tmp_path / "whole")
+    real, written = os.pwrite, Counter[str]()
+
+    def full(file: int, content: Any, offset: int) -> int:
+        written["calls"] += 1
+        if written["calls"] > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file, content, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="the same call goes on where it stopped") as found:
+            convert(source, tmp_path / "out")
+    assert (found.value.errno, found.value.filename) == (errno.ENOSPC, str(tmp_path / "out"))
+    made = convert(source, tmp_path / "out")
+    assert made.episodes == 4
+    for file in (tmp_path / "whole").glob("*.bin"):
+        assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+
+
+def test_a_link_to_nowhere_is_no_folder_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match=r"is a link to .*nowhere, which is not there"):
+        convert(MemorySource([[episode(0, 2)]]), tmp_path / "out")
+    (tmp_path / "nowhere").mkdir()
+    assert convert(MemorySource([[episode(0, 2)]]), tmp_path / "out").episodes == 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from replaybank import _native
 from replaybank.datasets.openx.sharding import Share, pieces, rank_share
 from replaybank.datasets.openx.shuffle import Reservoir, below, permutation
 
@@ -86,3 +88,17 @@ def test_a_reservoir_counts_the_bytes_of_what_is_in_it() -> None:
     empty = Reservoir[str](0)
     empty.add("a", 0)
     assert empty.full
+
+
+@given(key=st.lists(st.integers(0, (1 << 64) - 1) | st.integers(0, 3), min_size=1, max_size=9))
+@example(key=[0])
+@example(key=[1 << 32, (1 << 32) - 1, (1 << 64) - 1, 0, 1])
+def test_draws_by_number_are_those_of_numpys_seed_sequence(key: list[int]) -> None:
+    word = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    assert _native.seed_word(tuple(key)) == word
+    assert below(1000, *key) == word * 1000 >> 64
+
+
+def test_a_key_beyond_64_bits_draws_too() -> None:
+    word = int(np.random.SeedSequence((1 << 80, 2)).generate_state(1, np.uint64)[0])
+    assert below(1000, 1 << 80, 2) == word * 1000 >> 64

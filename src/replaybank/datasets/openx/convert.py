@@ -79,8 +79,8 @@ def convert(
     worked out first.
 
     Faults that the catalog of the Open X-Embodiment datasets knows of are put right, and the manifest's
-    origin says which. Shards behind HTTP are downloaded one at a time into ``<dest>.download``, resumed where
-    that was interrupted, and removed once they were read.
+    origin says which. Shards behind HTTP are downloaded into ``<dest>.download``, each while the one before
+    is converted, resumed where that was interrupted, and removed once they were read.
 
     Args:
         source: path or URL of an RLDS or LeRobot dataset or of the hub's tar shards, an id of the catalog,
@@ -165,7 +165,8 @@ def convert(
     if kind_of(opened) == LeRobotSource.__name__ or not any(is_http(shard.path) for shard in opened.shards()):
         return _convert(opened, split, folder, options)
     fetched = DownloadedSource(opened, os.path.abspath(folder) + DOWNLOADS, progress=progress)
-    made = _convert(fetched, split, folder, options)
+    with fetched.ahead():
+        made = _convert(fetched, split, folder, options)
     fetched.clear()
     return made
 

@@ -30,7 +30,7 @@ _FROM_SOURCE = (DataFormatError, ConnectionError, FileNotFoundError, PermissionE
 """Errors that say that an episode cannot be had, and nothing of those that came before it."""
 
 _CHUNKS_A_THREAD = 3
-"""Decoded frames, the same with channels first, and the decoder's own."""
+"""Decoded frames, those that the decoder has just made, and its own memory: room for more of them."""
 
 
 def threads_for(num_workers: int | None, max_memory: int) -> int:
@@ -61,6 +61,7 @@ class _Entry:
     shard: str
     record: int = -1
     episode: Episode | None = None
+    size: int = 0  # bytes that the episode takes
     skipped: str | None = None
     begun: Begun | None = None
     end: Mark | None = None
@@ -124,7 +125,7 @@ class Conveyor:
                 "as a whole, so allow at least that"
             )
         self._largest = max(self._largest, size)
-        self._take(_Entry(shard, record, episode))
+        self._take(_Entry(shard, record, episode, size))
         # Before the next one is read: it may be as large as any before.
         while self._entries and (
             self._episodes >= self._most or self._held + self._largest > max(self._room, self._largest)
@@ -174,7 +175,7 @@ class Conveyor:
             column.stop = self._stop
         entry.begun = begun
         entry.futures = [self._submit(column.write) for column in begun.frames]
-        self._held += held_bytes(episode)
+        self._held += entry.size
         self._episodes += 1
 
     def _submit(self, work: Callable[[], int]) -> Future[int]:
@@ -206,10 +207,10 @@ class Conveyor:
         self._entries.popleft()
         self._builder.settle(entry.begun, checksums)
         self._tell(entry.episode.length)
-        self._let_go(entry.episode)
+        self._let_go(entry)
 
-    def _let_go(self, episode: Episode) -> None:
-        self._held -= held_bytes(episode)
+    def _let_go(self, entry: _Entry) -> None:
+        self._held -= entry.size
         self._episodes -= 1
 
     def _take_back(self, bad: Begun, error: DataFormatError) -> None:
@@ -220,12 +221,12 @@ class Conveyor:
         self._builder.go_back(bad.before)
         for entry in entries:
             if entry.episode is not None:
-                self._let_go(entry.episode)
+                self._let_go(entry)
         if not self._skip:
             raise error
         self.skipped(entries[0].shard, entries[0].record, str(error))
         for entry in entries[1:]:
-            self._take(_Entry(entry.shard, entry.record, entry.episode, entry.skipped))
+            self._take(_Entry(entry.shard, entry.record, entry.episode, entry.size, entry.skipped))
 
     # --- the end ---------------------------------------------------------------------------------------
 

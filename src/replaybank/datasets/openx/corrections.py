@@ -19,11 +19,13 @@ from replaybank.datasets.openx.sources.base import (
     Images,
     Key,
     Shard,
+    decoded_into,
     kind_of,
 )
 from replaybank.datasets.openx.sources.code_points import texts_of
 
 IS_TERMINAL: Key = ("is_terminal",)
+IS_LAST: Key = ("is_last",)
 AS_PUBLISHED: Final = ("RLDS", "tar shards")
 """Forms that the catalog speaks of: who made a copy in another one may have put right what was wrong."""
 
@@ -167,6 +169,9 @@ class CorrectedSource:
             moved = terminal[:length].copy()
             moved[-1] |= terminal[length] != 0
             cut[IS_TERMINAL] = moved
+        marks = steps.get(IS_LAST)
+        if isinstance(marks, np.ndarray) and marks.size == episode.length and marks[length]:
+            cut[IS_LAST] = marks[1:]  # the mark moves with the end: it was no fault of the data
         return replace(episode, steps=cut, length=length)
 
     def __repr__(self) -> str:
@@ -199,6 +204,12 @@ class SwappedImages:
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""
         return swapped(self._images.decode(start, stop))
+
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same; ``room`` is for the frames as they are stored."""
+        return swapped(decoded_into(self._images, room, start, stop))
 
 
 def swapped(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -233,3 +244,10 @@ class FirstImages:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""
         first, last, _ = slice(start, stop).indices(self._length)
         return self._images.decode(first, max(first, last))
+
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same, in ``room`` where that is an array of the result's shape and dtype."""
+        first, last, _ = slice(start, stop).indices(self._length)
+        return decoded_into(self._images, room, first, max(first, last))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,10 @@ from torch import Tensor
 from replaybank.datasets.openx.builder import torch_dtype
 from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
+from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.shuffle import below
 from replaybank.datasets.openx.skipping import good_episodes
+from replaybank.datasets.openx.slabs import Slab
 from replaybank.datasets.openx.sources.base import Column, EpisodeSource, Key
 from replaybank.datasets.openx.stream import Pick
 from replaybank.datasets.openx.ted import (
@@ -28,13 +31,14 @@ from replaybank.datasets.openx.ted import (
     STEP,
     Leaf,
     check_shape,
-    decode_frames,
     select_images,
     settle_shapes,
     ted_leaves,
     to_ted,
 )
 from replaybank.errors import DataFormatError
+from replaybank.storages._tensordict import stack_of
+from replaybank.storages.batch_memory import BatchMemory
 
 NEXT_VALID: Key = ("next", "valid")
 MASK: Key = ("mask",)
@@ -90,21 +94,29 @@ def _settled(leaves: Mapping[Key, Leaf]) -> bool:
     return all(-1 not in leaf.shape for leaf in leaves.values())
 
 
+Columns: TypeAlias = "dict[Key, npt.NDArray[Any] | list[str]]"
+"""An array ``[T, ...]``, or ``T`` strings, for each entry."""
+
+
 @dataclass(frozen=True)
 class Cut:
     """Some consecutive steps of one episode.
 
     Args:
-        columns: a tensor ``[T, ...]``, or ``T`` strings, for each entry of a batch.
+        columns: an array ``[T, ...]``, or ``T`` strings, for each entry of a batch.
         length: number of steps ``T``.
         missing: leaves that the episode lacks.
         steps: how many of them are real; the others, behind, are filled.
+        slab: where the frames lie, if in the memory of a batch.
+        place: of the slice in that batch.
     """
 
-    columns: Mapping[Key, Tensor | list[str]]
+    columns: Columns
     length: int
     missing: frozenset[Key]
     steps: int
+    slab: Slab | None = None
+    place: int = 0
 
 
 class Cutter:
@@ -128,7 +140,9 @@ class Cutter:
         self.seed = seed
         self.slicing = slicing
         self._texts = frozenset(key for key, leaf in leaves.items() if leaf.kind == "text")
-        self._seen = [key for key in leaves if key[0] == "observation"]
+        self._seen = frozenset(key for key in leaves if key[0] == "observation")
+        self.memory = BatchMemory()
+        """Of the frames: those of a batch that is gone serve another one."""
         self._step_bytes = sum(
             self._bytes(leaf) * (2 if key in self._seen else 1) for key, leaf in leaves.items()
         )
@@ -160,13 +174,15 @@ class Cutter:
         """Bytes of the slice that :meth:`cut` would give."""
         return self._step_bytes * (pick.episode.length if length is None else length)
 
-    def cut(self, pick: Pick, length: int | None) -> Cut:
+    def cut(self, pick: Pick, length: int | None, slab: Slab | None = None, place: int = 0) -> Cut:
         """A slice of an episode, or all of it. O(steps of the slice; numbers of the whole episode).
 
         Args:
             pick: the episode.
             length: steps wanted; None: all. Where the slice starts depends on the seed, the epoch and the
                 number of the episode, each start as likely as any other.
+            slab: memory of a batch of such slices, where the frames go if the slice has that length.
+            place: of the slice in it.
 
         Raises:
             RuntimeError: the episode is too short, and nothing was said of what to do then.
@@ -184,70 +200,87 @@ class Cutter:
                 "shorter slices"
             )
         ted = to_ted(pick.episode, self.leaves, pick.number, self.name)
-        columns: dict[Key, Tensor | list[str]] = {}
+        if slab is not None and steps != slab.length:
+            slab = None
+        columns: Columns = {}
         for key, leaf in self.leaves.items():
             column = ted.columns[key]
             if key in self._seen:
-                self._observe(columns, leaf, column, start, steps, there)
+                self._observe(columns, leaf, column, start, steps, there, slab, place)
             elif isinstance(column, list):
                 columns[key] = column[start : start + steps]
+            elif isinstance(column, np.ndarray):
+                columns[key] = np.array(column[start : start + steps], dtype=leaf.dtype, order="C")
             else:
-                columns[key] = torch.from_numpy(self._numbers(leaf, column, start, start + steps))
+                columns[key] = here = self._room(key, leaf, steps, slab, place)
+                decode_planes(column, start, here, check=partial(check_shape, leaf, where=self.name))
         self.mark(columns, steps)
         missing = frozenset(key for key in ted.missing if key in self.leaves)
-        if self.slicing.pad is None:
-            return Cut(columns, steps, missing, steps)
         wanted = steps if length is None else length
-        return Cut(self._filled(columns, wanted - steps), wanted, missing, steps)
+        if self.slicing.pad is not None:
+            columns = self._filled(columns, wanted - steps)
+        else:
+            wanted = steps
+        return Cut(columns, wanted, missing, steps, slab, place)
 
-    def _numbers(self, leaf: Leaf, column: Column, start: int, stop: int) -> npt.NDArray[Any]:
-        """Steps of a column in new memory, frames decoded."""
-        if isinstance(column, np.ndarray):
-            return np.array(column[start:stop], dtype=leaf.dtype, order="C")
-        assert not isinstance(column, list)
-        frames = decode_frames(column, start, stop)
-        check_shape(leaf, frames.shape[1:], self.name)
-        return np.ascontiguousarray(frames, dtype=leaf.dtype)
+    def _room(self, key: Key, leaf: Leaf, steps: int, slab: Slab | None, place: int) -> npt.NDArray[Any]:
+        """Memory for the frames of a slice."""
+        dtype = torch_dtype(leaf)
+        if slab is not None:
+            return slab.part(key, leaf.shape, dtype, place)
+        found: npt.NDArray[Any] = self.memory.any_size((steps, *leaf.shape), dtype).numpy()
+        return found
 
     def _observe(
         self,
-        columns: dict[Key, Tensor | list[str]],
+        columns: Columns,
         leaf: Leaf,
         column: Column,
         start: int,
         steps: int,
         there: int,
+        slab: Slab | None,
+        place: int,
     ) -> None:
         """An entry of the observation, and of the next one, each frame decoded once."""
         stop = min(start + steps + 1, there)
+        known = stop - start - 1
         following = ("next", *leaf.key)
         if isinstance(column, list):
             texts = column[start:stop]
             columns[leaf.key] = texts[:steps]
-            columns[following] = texts[1:] + [""] * (start + steps + 1 - stop)
+            columns[following] = texts[1:] + [""] * (steps - known)
             return
-        values = self._numbers(leaf, column, start, stop)
-        after = np.zeros((steps, *values.shape[1:]), values.dtype)
-        after[: len(values) - 1] = values[1:]
-        columns[leaf.key] = torch.from_numpy(values[:steps])
-        columns[following] = torch.from_numpy(after)
+        if isinstance(column, np.ndarray):
+            columns[leaf.key] = np.array(column[start : start + steps], dtype=leaf.dtype, order="C")
+            after = np.empty((steps, *column.shape[1:]), leaf.dtype)
+            after[:known] = column[start + 1 : stop]
+        else:
+            columns[leaf.key] = here = self._room(leaf.key, leaf, steps, slab, place)
+            after = self._room(following, leaf, steps, slab, place)
+            check = partial(check_shape, leaf, where=self.name)
+            decode_planes(column, start, here, after[:known], check=check)
+        after[known:] = 0
+        columns[following] = after
 
     @staticmethod
-    def mark(columns: dict[Key, Tensor | list[str]], steps: int) -> None:
+    def mark(columns: Columns, steps: int) -> None:
         """The entries that no file has: what a step starts from is never final, and a slice ends."""
         done = columns[NEXT_DONE]
-        assert isinstance(done, Tensor)
+        assert isinstance(done, np.ndarray)
         columns[NEXT_VALID] = ~done
         for flag in _FLAGS:
-            columns[flag] = torch.zeros(steps, 1, dtype=torch.bool)
+            columns[flag] = np.zeros((steps, 1), np.bool_)
         for end in _ENDS:
             ends = columns[end]
-            assert isinstance(ends, Tensor)
+            assert isinstance(ends, np.ndarray)
             ends[-1] = True
 
-    def _filled(self, columns: Mapping[Key, Tensor | list[str]], count: int) -> dict[Key, Tensor | list[str]]:
+    def _filled(self, columns: Columns, count: int) -> Columns:
         """The same with ``count`` steps behind that are none, and a mask that says so."""
-        filled: dict[Key, Tensor | list[str]] = {}
+        if not count:
+            return {**columns, MASK: np.ones(len(columns[IS_INIT]), np.bool_)}
+        filled: Columns = {}
         for key, column in columns.items():
             value = self._fill.get(key[1:] if key[0] == "next" else key, self._fill.get(key, False))
             if isinstance(column, list):
@@ -255,9 +288,10 @@ class Cutter:
                 continue
             if key == EPISODE:
                 value = int(column[0])  # filled steps stay with their trajectory
-            filled[key] = torch.cat([column, column.new_full((count, *column.shape[1:]), value)])
+            more = np.full((count, *column.shape[1:]), value, column.dtype)
+            filled[key] = np.concatenate([column, more])
         steps = len(columns[IS_INIT])
-        filled[MASK] = torch.arange(steps + count) < steps
+        filled[MASK] = np.arange(steps + count) < steps
         return filled
 
 
@@ -271,18 +305,34 @@ def join(cuts: Sequence[Cut]) -> TensorDict:
         cuts: of one dataset, at least one.
     """
     entries: dict[Key, Any] = {}
-    for key in cuts[0].columns:
-        columns = [cut.columns[key] for cut in cuts]
-        tensors = [column for column in columns if isinstance(column, Tensor)]
-        if tensors:
-            entries[key] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    together = _together(cuts)
+    for key, first in cuts[0].columns.items():
+        if key in together:
+            entries[key] = together[key]
+        elif isinstance(first, list):
+            entries[key] = texts([text for cut in cuts for text in cut.columns[key]])
+        elif len(cuts) == 1:
+            entries[key] = torch.from_numpy(first)
         else:
-            entries[key] = texts([str(text) for column in columns for text in column])
+            entries[key] = torch.from_numpy(np.concatenate([cut.columns[key] for cut in cuts]))
     lacking = frozenset[Key]().union(*(cut.missing for cut in cuts))
     for key in sorted(lacking):
         there = [torch.full((cut.length,), key not in cut.missing) for cut in cuts]
         entries[(ENTRY_MASK if MASK in entries else "mask", *key)] = torch.cat(there)
     return nest(entries, torch.Size((sum(cut.length for cut in cuts),)))
+
+
+def _together(cuts: Sequence[Cut]) -> dict[Key, Tensor]:
+    """The entries of a batch whose slices lie one behind the other in its memory already."""
+    slab = cuts[0].slab
+    if slab is None or any(cut.slab is not slab or cut.place != k for k, cut in enumerate(cuts)):
+        return {}
+    whole = len(cuts) == slab.count
+    return {
+        key: t if whole else t[: len(cuts) * slab.length]
+        for key, t in slab.tensors.items()
+        if all(slab.has(key, cut.columns[key], k) for k, cut in enumerate(cuts))
+    }
 
 
 def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDict:
@@ -293,21 +343,21 @@ def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDi
         steps: how many.
         filled: with the mask of a padded slice.
     """
-    columns: dict[Key, Tensor | list[str]] = {}
+    columns: Columns = {}
     for key, leaf in leaves.items():
         twice = [key, ("next", *key)] if key[0] == "observation" else [key]
         for entry in twice:
             if leaf.dtype is None:
                 columns[entry] = [""] * steps
             else:
-                columns[entry] = torch.zeros((steps, *leaf.shape), dtype=torch_dtype(leaf))
+                columns[entry] = np.zeros((steps, *leaf.shape), leaf.dtype)
     Cutter.mark(columns, steps)
     if filled:
-        columns[MASK] = torch.ones(steps, dtype=torch.bool)
+        columns[MASK] = np.ones(steps, np.bool_)
     return join([Cut(columns, steps, frozenset(), steps)])
 
 
 def texts(strings: Sequence[str]) -> NonTensorStack:
     """Strings as an entry of a batch. One object a distinct text: each costs 5 microseconds."""
     made = {text: NonTensorData(text) for text in set(strings)}
-    return NonTensorStack(*(made[text] for text in strings))
+    return stack_of(list(map(made.__getitem__, strings)))

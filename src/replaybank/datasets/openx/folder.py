@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from replaybank.datasets.openx.files import (
@@ -66,6 +67,9 @@ def claim(folder: Path) -> FolderLock:
     """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: a converted dataset is a folder, choose another name")
+    if folder.is_symlink() and not folder.exists():
+        target = os.readlink(folder)
+        raise FileExistsError(f"{folder} is a link to {target}, which is not there: make that first")
     folder.mkdir(parents=True, exist_ok=True)
     check_ours(folder)
     return FolderLock(folder, "another conversion")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from replaybank.datasets.openx.planes import decode_planes, room_for
 from replaybank.datasets.openx.sources.base import FieldSpec, Images
 from replaybank.datasets.openx.sources.images import check_headers
 from replaybank.datasets.openx.ted import Leaf, check_shape, decode_frames
 
-FRAME_CHUNK_BYTES = 1 << 22
-"""Decoded frames held at a time, however long the episode: what stays in a core's cache between decoding,
-turning channels first and writing."""
+FRAME_CHUNK_BYTES = 1 << 19
+"""Decoded frames held at a time, however long the episode: what stays in a core's cache between decoding and
+writing, and is written at once."""
 
 
 class Stopped(Exception):
@@ -55,17 +57,25 @@ class FrameColumn:
             DataFormatError: a frame cannot be decoded or is not of the dataset's shape.
             Stopped: ``stop`` was set.
         """
+        dtype = np.dtype(self.leaf.dtype)
         chunk = chunk_of(self.leaf)
         crc, at = 0, self.offset
         for start in range(0, self.length, chunk):
             if self.stop.is_set():
                 raise Stopped
-            part = decoded(self.leaf, self.frames, start, min(start + chunk, self.length), self.where)
-            content = np.ascontiguousarray(part, dtype=self.leaf.dtype)
+            stop = min(start + chunk, self.length)
+            if isinstance(self.frames, np.ndarray):
+                content = np.ascontiguousarray(self.frames[start:stop], dtype=dtype)
+            else:
+                content = room_for("planes", (stop - start, *self.leaf.shape), dtype)
+                decode_planes(self.frames, start, content, check=self._check)
             crc = extend_crc32c(crc, content)
             write_at(self.file, at, content)
             at += content.nbytes
         return crc
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        check_shape(self.leaf, shape, self.where)
 
 
 def decoded(leaf: Leaf, values: Any, start: int, stop: int, where: str) -> npt.NDArray[Any]:
@@ -83,7 +93,7 @@ def decoded(leaf: Leaf, values: Any, start: int, stop: int, where: str) -> npt.N
 
 def chunk_of(leaf: Leaf) -> int:
     """How many frames of a camera are worked on at a time."""
-    item = np.dtype(leaf.dtype).itemsize * int(np.prod(leaf.shape))
+    item = np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape)
     return max(1, FRAME_CHUNK_BYTES // max(item, 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 try:
@@ -11,6 +12,8 @@ except ImportError:  # no file locks on this system: two writers of one folder m
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+
+_HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
@@ -29,6 +32,7 @@ class FolderLock:
     def __init__(self, folder: Path, what: str) -> None:
         self._path = folder / LOCK
         self._descriptor: int | None = None
+        _HELD.add(self)
         if fcntl is None:
             return
         while self._descriptor is None:
@@ -57,3 +61,15 @@ class FolderLock:
                 descriptor, fcntl.LOCK_UN
             )  # by hand: a forked child may hold a copy of the descriptor
             os.close(descriptor)
+
+
+def _let_go() -> None:
+    """In a forked child: the lock is the parent's alone, and ends with it, though the child lives on."""
+    for lock in list(_HELD):
+        descriptor, lock._descriptor = lock._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)  # of a copy: the lock itself stays
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

@@ -54,6 +54,7 @@ def stored_at(
     if is_path(place) and not named and "://" not in os.fspath(place) and is_converted(place):
         return Path(place)
     one_name = dataset_id not in ("", ".", "..") and Path(dataset_id).name == dataset_id
+    one_name = one_name and "\0" not in dataset_id
     if not one_name and not is_repository(dataset_id):
         raise ValueError(
             f"dataset_id names a dataset, it is no path: got {dataset_id!r}; pass paths as source="

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -254,7 +256,16 @@ _task: tuple[Path, Change] | None = None  # of this process: what is sent to it 
 def _prepare_worker(folder: Path, fn: Change) -> None:
     global _task
     _task = folder, fn
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     torch.set_num_threads(1)  # one core each; and threads that the parent had are gone after a fork
+
+
+def _end_with_the_parent() -> None:
+    """A process of a pool does not notice by itself that its parent was killed, and would wait forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _changed_by_worker(number: int) -> dict[Key, Any] | None:

@@ -31,6 +31,7 @@ from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import order, sampler_for, trajectories
 from replaybank.datasets.openx.stored_share import ShareSampler, settle_in_worker, shared_sampler
+from replaybank.datasets.openx.stream_stats import stream_stats
 from replaybank.datasets.openx.streamed import (
     BUFFER_BYTES,
     StreamedStorage,
@@ -83,7 +84,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         slice_len: steps in a slice; excludes ``num_slices``.
         pad: only streamed: fill trajectories shorter than a slice with this number (True: 0), bools with
             False and texts with ``""``. A bool ``"mask"`` is True at the real steps. The steps filled in keep
-            the number of the episode, have ``step`` -1, and are never done.
+            the number of the episode, have ``step`` -1, and are never done; :func:`split_trajectories` leaves
+            them out, by the mask.
         replacement: stored: draw with replacement, the default there. ``False``: each trajectory (with
             slices) or each step once a pass, and a ``for`` over the dataset is the rest of the pass.
         streaming: stream. ``None``: if ``download`` is None as well.
@@ -386,19 +388,21 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
     ) -> dict[Key, EntryStats]:
         """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
 
-        Those over all episodes are computed once and stored with the dataset. O(steps log steps) for each
-        number of an entry.
+        Those over all episodes of a stored dataset are computed once and stored with it. O(steps log steps)
+        for each number of an entry. A stream reads the episodes that count, which have to be said.
 
         Args:
             keys: entries; by default all numbers but those that only count steps and mark ends.
-            episodes: numbers of the episodes that count, such as those to be trained on; all by default.
-            images: look at the frames of all cameras as well, by channel.
+            episodes: numbers of the episodes that count, such as those to be trained on; stored, all by
+                default.
+            images: look at the frames of all cameras as well, by channel; not of a stream.
             progress: show a progress bar; by default where the error output is a terminal.
 
         Raises:
             KeyError: there is no such entry.
             IndexError: there is no such episode.
-            ValueError: an entry is text, or no episode is selected.
+            ValueError: an entry is text, no episode is selected, or the frames of a stream are asked for.
+            RuntimeError: of a stream it is not said which episodes count.
 
         Example:
             >>> import tempfile
@@ -411,8 +415,17 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             (torch.Size([2]), True, True)
             >>> folder.cleanup()
         """
-        if self.streaming:
-            raise refusal("Statistics take all steps")
+        if self._streamed is not None:
+            if images:
+                raise ValueError("images=True is for a stored dataset: pass streaming=False, or leave it out")
+            if episodes is None:
+                raise refusal(
+                    "Statistics take all steps",
+                    "Say which episodes to read for them, such as episodes=range(100), or convert it, which "
+                    "is fast without its images: convert(source, folder, image_keys=[]).",
+                )
+            stream, leaves = self._streamed.stream, self._streamed.leaves
+            return stream_stats(stream, leaves, keys, episodes=episodes, progress=progress)
         return dataset_stats(self.dataset, keys, episodes=episodes, images=images, progress=progress)
 
     def preprocess(

@@ -32,6 +32,7 @@ from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.stored_frames import StoredFrames
 from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE, Leaf, select_images
 from replaybank.errors import DataFormatError
+from replaybank.storages._tensordict import stack_of
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.indexing import Run
 from replaybank.storages.layout import Key
@@ -249,7 +250,7 @@ class DatasetStorage(Storage):
         numbers = codes.tolist()
         # One object a distinct text and batch: making one an item costs 5 microseconds each.
         made = {number: NonTensorData(self._string(number)) for number in set(numbers)}
-        return NonTensorStack(*(made[number] for number in numbers))
+        return stack_of(list(map(made.__getitem__, numbers)))
 
     def _string(self, number: int) -> str:
         if number == NO_TEXT:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from replaybank.datasets.openx.channels import channels_first
 from replaybank.datasets.openx.corrections import swapped
 from replaybank.datasets.openx.files import ANEW
+from replaybank.datasets.openx.planes import put, room_for
 from replaybank.datasets.openx.sources.base import FieldSpec
 from replaybank.datasets.openx.sources.images import decode_frames
 from replaybank.errors import DataFormatError
-from replaybank.storages.forms import ask_large_pages
+from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.frames import share_out
 from replaybank.storages.layout import LeafSpec
 
@@ -42,6 +44,7 @@ class StoredFrames:
         self._ends = ends.view(torch.int64)
         self._folder = folder
         self._bgr = bgr
+        self._memory = BatchMemory()
 
     def read(self, steps: Tensor) -> Tensor:
         """Frames ``[*steps, C, H, W]``; zeros where there is none. O(pixels).
@@ -53,23 +56,9 @@ class StoredFrames:
             DataFormatError: a frame cannot be decoded.
         """
         flat = steps.reshape(-1)
-        out = torch.empty((len(flat), *self._leaf.shape), dtype=self._leaf.dtype)
-        ask_large_pages(out)
+        out = self._empty(len(flat))
         pixels = out.numpy()
-        contents = self.contents(flat)
-        numbers = flat.tolist()
-
-        def decode(k: int) -> None:
-            if not contents[k]:
-                pixels[k] = 0
-                return
-            where = f"{self._folder}: {'/'.join(self._leaf.key)}: step {numbers[k]}"
-            decoded = decode_frames([contents[k]], self._spec, where)
-            if self._bgr:
-                decoded = swapped(decoded)
-            channels_first(decoded, pixels[k : k + 1])
-
-        share_out(len(flat), self._leaf.bytes, decode)
+        self._decode(flat.tolist(), [[pixels[k : k + 1]] for k in range(len(flat))])
         return out.view(*steps.shape, *self._leaf.shape)
 
     @property
@@ -102,12 +91,40 @@ class StoredFrames:
             last: bool of the same shape: there is none behind; its frame is zero.
         """
         flat = steps.reshape(-1)
-        ends = last.reshape(-1)
-        wanted = torch.cat([flat, torch.where(ends, flat, flat + 1)])
-        distinct, places = np.unique(wanted.numpy(), return_inverse=True)
-        frames = self.read(torch.from_numpy(distinct))
-        at = torch.from_numpy(places)
-        here, after = frames.index_select(0, at[: len(flat)]), frames.index_select(0, at[len(flat) :])
-        after.numpy()[ends.numpy()] = 0
+        count = len(flat)
+        here, after = self._empty(count), self._empty(count)
+        places = [pixels[k : k + 1] for pixels in (here.numpy(), after.numpy()) for k in range(count)]
+        wanted: dict[int, list[npt.NDArray[Any]]] = {}
+        for k, (step, end) in enumerate(zip(flat.tolist(), last.reshape(-1).tolist(), strict=True)):
+            wanted.setdefault(step, []).append(places[k])
+            if end:
+                places[count + k][...] = 0
+            else:
+                wanted.setdefault(step + 1, []).append(places[count + k])
+        self._decode(list(wanted), list(wanted.values()))
         shape = (*steps.shape, *self._leaf.shape)
         return here.view(shape), after.view(shape)
+
+    def _empty(self, count: int) -> Tensor:
+        return self._memory.any_size((count, *self._leaf.shape), self._leaf.dtype)
+
+    def _decode(self, steps: Sequence[int], places: Sequence[Sequence[npt.NDArray[Any]]]) -> None:
+        """Put the frame of each step into all of its places, ``[1, C, H, W]``."""
+        contents = self.contents(torch.tensor(steps, dtype=torch.int64))
+        shape, dtype = (1, *self._spec.shape), self._spec.dtype
+        name = f"{self._folder}: {'/'.join(self._leaf.key)}: step "
+
+        def decode(k: int) -> None:
+            if not contents[k]:
+                for place in places[k]:
+                    place[...] = 0
+                return
+            assert dtype is not None
+            room = room_for("pixels", shape, dtype)
+            pixels = decode_frames([contents[k]], self._spec, f"{name}{steps[k]}", room=room)
+            if self._bgr:
+                pixels = swapped(pixels)
+            for place in places[k]:
+                put(pixels, place)
+
+        share_out(len(steps), self._leaf.bytes, decode)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from replaybank.datasets.openx.cut import Cut, Cutter, stream_leaves
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.sharding import Share, worker_share
 from replaybank.datasets.openx.skipping import SkippedRecords
+from replaybank.datasets.openx.slabs import Slabs
 from replaybank.datasets.openx.sources.base import EpisodeSource, Key
 from replaybank.datasets.openx.stream import Cursor, EpisodeStream, Pick, endless
 from replaybank.datasets.openx.ted import Leaf
@@ -44,12 +46,13 @@ class StreamError(RuntimeError, TypeError):
     """
 
 
-def refusal(what: str) -> StreamError:
+def refusal(
+    what: str,
+    advice: str = "Download and store it to have that: pass download=True, or streaming=False for what is on "
+    "disk.",
+) -> StreamError:
     """The error for what a stream cannot do."""
-    return StreamError(
-        f"{what}: this dataset is streamed. Download and store it to have that: pass download=True, or "
-        "streaming=False for what is on disk."
-    )
+    return StreamError(f"{what}: this dataset is streamed. {advice}")
 
 
 class StreamedStorage(Storage):
@@ -143,24 +146,29 @@ class StreamRun:
         self.resumed = cursor.count > 0
         """Whether it began in the midst of an epoch."""
         self._cutter = cutter
-        self._length: int | None = None
+        self._form: tuple[int, int | None] | None = (1, None)
+        self._slabs: Slabs | None = None
+        self._next = 0  # number of the slice that comes next
         self._taken: list[Pick] = []
         self._stream = stream
         self.given = 0
         """Slices so far."""
         picks = endless(stream, cursor.copy()) if forever else stream.epoch(cursor.copy())
-        self._line: Ahead[Pick, Cut | None] = Ahead(
-            picks, *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
+        self._line: Ahead[tuple[int, Pick], Cut | None] = Ahead(
+            _numbered(picks), *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
         )
         weakref.finalize(self, self._line.close)
 
     def _work(self, length: int | None) -> tuple[Any, Any]:
-        cutter, stream = self._cutter, self._stream
+        """What makes a slice of an episode, and what says how many bytes it will have."""
+        cutter, stream, slabs = self._cutter, self._stream, self._slabs
 
-        def cut(pick: Pick) -> Cut | None:
+        def cut(numbered: tuple[int, Pick]) -> Cut | None:
             """A slice; None where an episode's frames or values turn out to be damaged, and are left out."""
+            number, pick = numbered
+            slab, place = (None, 0) if slabs is None else slabs.place(number)
             try:
-                return cutter.cut(pick, length)
+                return cutter.cut(pick, length, slab, place)
             except DataFormatError as error:
                 if not stream.skip:
                     raise
@@ -168,7 +176,7 @@ class StreamRun:
                 stream.skipped.note(stream.shards[shard], record, str(error))
                 return None
 
-        return cut, lambda pick: cutter.size(pick, length)
+        return cut, lambda numbered: cutter.size(numbered[1], length)
 
     @property
     def usable(self) -> bool:
@@ -188,17 +196,23 @@ class StreamRun:
         """
         self._taken.clear()
         self._line.depth = count + ahead
-        if length != self._length:
-            self._length = length
+        if (count, length) != self._form:
+            self._form = (count, length)
+            self._slabs = None
+            if count > 1 and length is not None:
+                self._slabs = Slabs(self._next, count, length, self._cutter.memory)
             self._line.renew(*self._work(length))
         cuts: list[Cut] = []
         try:
             while len(cuts) < count and (prepared := self._line.next()) is not None:
-                pick, cut = prepared
+                (number, pick), cut = prepared
+                self._next = number + 1
                 self._taken.append(pick)
                 if cut is not None:
                     cuts.append(cut)
-                elif not cuts and pick.epoch > self._taken[0].epoch + 1:
+                    continue
+                self._form = None  # batches begin elsewhere from now on
+                if not cuts and pick.epoch > self._taken[0].epoch + 1:
                     raise DataFormatError(
                         f"{self._stream.source.name}: no episode of a whole epoch can be read, the last one: "
                         f"{self._stream.skipped.all()[-1].reason}"
@@ -207,6 +221,8 @@ class StreamRun:
             self._taken.clear()
             self.close()
             raise
+        if self._slabs is not None:
+            self._slabs.done(self._next)
         self.given += len(cuts)
         return cuts
 
@@ -219,6 +235,12 @@ class StreamRun:
     def close(self) -> None:
         """End the threads."""
         self._line.close()
+
+
+def _numbered(picks: Iterator[Pick]) -> Iterator[tuple[int, Pick]]:
+    """Picks with their numbers from 0 on; closed with this iterator."""
+    with contextlib.closing(picks):  # type: ignore[type-var]  # they come from a generator
+        yield from enumerate(picks)
 
 
 class StreamSampler(Sampler):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -250,23 +251,42 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
         columns[key] = column
     if leaves[NEXT_REWARD].source is None:
         columns[NEXT_REWARD] = _zeros(leaves[NEXT_REWARD], length)
-    done = np.zeros((length, 1), bool)
-    done[-1] = True
     declared = _flag(episode, leaves, "is_terminal")
-    terminal = (
-        np.asarray(declared, dtype=bool).reshape(length, 1) if declared is not None else np.zeros_like(done)
-    )
-    _count(faults, "is_terminal before the last step", np.count_nonzero(terminal[:-1]))
+    terminated = False
+    if declared is not None:
+        terminal = np.asarray(declared, dtype=bool).reshape(length)
+        terminated = bool(terminal[-1])
+        _count(faults, "is_terminal before the last step", np.count_nonzero(terminal[:-1]))
     first = _flag(episode, leaves, "is_first")
     if first is not None:
         _count(faults, "is_first after the first step", np.count_nonzero(np.asarray(first)[1:]))
+    last = _flag(episode, leaves, "is_last")
+    if last is not None:
+        marked = np.asarray(last, dtype=bool).reshape(length)
+        _count(faults, "is_last before the last step", np.count_nonzero(marked[:-1]))
+        _count(faults, "is_last is not set on the last step of an episode", int(not marked[-1]))
+    done, never, steps, is_init = (_marks if length <= _OFTEN else _marks.__wrapped__)(length)
     columns[NEXT_DONE] = done
-    columns[NEXT_TERMINATED] = terminal & done
-    columns[NEXT_TRUNCATED] = done & ~terminal
+    columns[NEXT_TERMINATED] = done if terminated else never
+    columns[NEXT_TRUNCATED] = never if terminated else done
     columns[EPISODE] = np.full(length, number, np.int32)
-    columns[STEP] = np.arange(length, dtype=np.int32)
-    columns[IS_INIT] = np.arange(length) == 0
+    columns[STEP] = steps
+    columns[IS_INIT] = is_init
     return TedEpisode(columns, length, frozenset(missing), faults)
+
+
+_OFTEN = 4096  # steps; what is kept for longer episodes would take memory, and saves them nothing
+
+
+@lru_cache(maxsize=64)
+def _marks(length: int) -> tuple[npt.NDArray[Any], ...]:
+    """Columns that depend on the number of steps alone: the end, no end, numbers, the start. Read-only."""
+    done = np.zeros((length, 1), bool)
+    done[-1] = True
+    found = (done, np.zeros((length, 1), bool), np.arange(length, dtype=np.int32), np.arange(length) == 0)
+    for column in found:
+        column.flags.writeable = False
+    return found
 
 
 def _flag(episode: Episode, leaves: Mapping[Key, Leaf], name: str) -> Column | None:

@@ -329,3 +329,24 @@ def test_a_decoder_given_a_wrong_place_count_or_kind_writes_nothing_beyond_and_s
 def test_only_numbers_and_bytes_can_be_written() -> None:
     with pytest.raises(TypeError, match="bool, int or float values or bytes, not complex64"):
         serialize_example({"x": np.zeros(1, dtype=np.complex64)})
+
+
+@pytest.mark.parametrize(
+    ("spans", "same"),
+    [
+        ([(0, 2), (2, 2)], True),
+        ([(0, 2), (2, 2), (4, 2)], False),
+        ([(0, 2), (2, 3)], False),
+        ([(0, 0), (5, 0)], True),
+        ([(6, 2)], False),
+        ([(-1, 1)], False),
+        ([(0, -1)], False),
+        ([(0, 1 << 62), (0, 1 << 62)], False),
+        ([], True),
+    ],
+)
+def test_equal_strings_are_seen_to_be_equal_and_places_outside_are_not_looked_at(
+    spans: list[tuple[int, int]], same: bool
+) -> None:
+    places = np.array(spans, np.int64).reshape(-1, 2)
+    assert _native.same_bytes(b"ababbac", places.ctypes.data, len(places)) is same

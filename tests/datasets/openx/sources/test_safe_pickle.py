@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from replaybank.datasets.openx.sources.pickle_instructions import HANDLERS
+from replaybank.datasets.openx.sources.pickle_machine import Machine
+from replaybank.datasets.openx.sources.pickled_values import Array, Picture, Refused
 from replaybank.datasets.openx.sources.safe_pickle import loads
 from replaybank.errors import DataFormatError, UnsafePickleError
 
@@ -240,6 +245,9 @@ def array_of(shape: Any, code: str = "f4", content: Any = b"\0" * 12, state: Any
         (b"]K\x01K\x02s.", "items for a dict that is of type list"),
         (b"N(K\x01e.", "items for a list that is of type NoneType"),
         (b"h\x05.", "was not remembered"),
+        (b"Np5\n.", "remembered under a number that 5 bytes do not need"),
+        (b"Np-1\n.", "remembered under a number"),
+        (b"Ng%d\n." % 2**100, "remembered under a number"),
         (b"t.", "no beginning"),
         (b"(\x85.", "not there"),
         (b"\x80\x09.", "protocol 9"),
@@ -261,6 +269,13 @@ def test_hostile_pickles_are_errors(raw: bytes, message: str) -> None:
         loads(raw, "x")
 
 
+def test_numbers_of_remembered_values_cannot_be_made_to_collide() -> None:
+    same_hash = [sys.hash_info.modulus * number for number in range(1, 50)]
+    assert {hash(number) for number in same_hash} == {0}
+    with pytest.raises(DataFormatError, match="remembered under a number"):
+        loads(b"N" + b"".join(b"p%d\n" % number for number in same_hash) + b".", "member")
+
+
 def test_a_value_that_is_referred_to_again_and_again_takes_no_time() -> None:
     doubled = b"\x80\x04)\x94" + b"".join(
         b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x94" for n in range(25)
@@ -280,3 +295,42 @@ def test_a_thousand_mutated_pickles_run_nothing_and_crash_nothing() -> None:
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in ("'read'", "'UnsafePickleError'", "'DataFormatError'"))
     assert "no message" not in done.stdout
+
+
+def outcome(raw: bytes, *, native: bool) -> Any:
+    """What a machine makes of a pickle: where it stands at the end, or what it says."""
+    machine = Machine(raw, "x")
+    try:
+        value = machine.run(HANDLERS, native=native)
+    except (Refused, UnsafePickleError) as error:
+        return type(error), str(error).split(" at byte")[0]
+    return describe(value, []), len(machine.stack), machine.floor, list(machine.memo)
+
+
+def describe(value: Any, above: list[int]) -> Any:
+    """A value by its types, with what stands for arrays by what they hold."""
+    if id(value) in above or len(above) > 40:
+        return "itself"
+    above = [*above, id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [describe(item, above) for item in value]
+    if isinstance(value, dict):
+        return "dict", [(key, describe(item, above)) for key, item in value.items()]
+    if isinstance(value, (Array, Picture)):
+        return type(value).__name__, describe(value.value, above)
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return type(value).__name__, repr(value) if isinstance(value, (bool, int, float, str, bytes)) else ""
+
+
+def test_the_native_loop_does_what_the_handlers_do() -> None:
+    fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz_pickles.py")))
+    rng = random.Random(3)
+    raws = [pickle.dumps(value, protocol) for value in fuzz["_episodes"]() for protocol in PROTOCOLS]
+    kinds = set()
+    for number in range(3000):
+        raw = raws[number] if number < len(raws) else fuzz["mutated"](rng.choice(raws), raws, rng)
+        found, wanted = outcome(raw, native=True), outcome(raw, native=False)
+        assert found == wanted, raw
+        kinds.add(found[0] if isinstance(found[0], type) else "read")
+    assert kinds == {"read", Refused, UnsafePickleError}

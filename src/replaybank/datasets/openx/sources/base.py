@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -53,6 +53,18 @@ class Images(Protocol):
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop`` (the last one by default), ``[n, H, W, C]``, RGB."""
         ...
+
+
+def decoded_into(
+    images: Images, room: npt.NDArray[Any] | None, start: int, stop: int | None
+) -> npt.NDArray[Any]:
+    """What :meth:`Images.decode` gives, in ``room`` where that fits and the images know how.
+
+    Those of this package have a method ``decode_into(room, start, stop)``; a source of somebody else's need
+    not have it.
+    """
+    into: Callable[..., npt.NDArray[Any]] | None = getattr(images, "decode_into", None)
+    return images.decode(start, stop) if into is None else into(room, start, stop)
 
 
 Column: TypeAlias = "npt.NDArray[Any] | list[str] | Images"

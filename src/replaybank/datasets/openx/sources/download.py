@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from urllib.parse import unquote
 from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
 from replaybank.datasets.openx.sources.connection import RETRY, Retry
-from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, is_http
+from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, http_size, is_http
 from replaybank.progress import Bar
 from replaybank.storages.capacity import human
 
@@ -31,12 +32,21 @@ PART = ".part"
 """Behind the name of a file that is not whole yet."""
 KEPT_PART = 4
 """Of the free disk: what shards that will be read once more may take; the dataset itself needs the rest."""
+AHEAD_PART = 16
+"""Of the free disk: what a shard may take that is fetched before its turn."""
+_THREAD = "replaybank-download"
+_JOIN_SECONDS = 10.0
 NOTE = ".part.json"
 """Behind the name of what says which file the part is of."""
 
 
 def download(
-    url: str, dest: str | os.PathLike[str], *, retry: Retry = RETRY, progress: bool | None = False
+    url: str,
+    dest: str | os.PathLike[str],
+    *,
+    retry: Retry = RETRY,
+    progress: bool | None = False,
+    stop: threading.Event | None = None,
 ) -> Path:
     """Download a file. It gets its name only when it is whole; one that is there already is left as it is.
 
@@ -48,6 +58,7 @@ def download(
         dest: the file to make.
         retry: how long to go on trying.
         progress: show a progress bar; None: where the error output is a terminal.
+        stop: set to give up, with what has come left for another time.
 
     Returns:
         The path of the file.
@@ -57,6 +68,7 @@ def download(
         PermissionError: the server does not give it.
         ConnectionError: the server cannot be reached, or broke off too often.
         OSError: with ``errno.ENOSPC``: the disk has no room for it.
+        InterruptedError: ``stop`` was set.
     """
     target = Path(dest)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +77,10 @@ def download(
             return target
         with Bar(target.name, "B", show=progress) as bar:
             try:
-                _fetch(url, target, part, retry, bar)
+                _fetch(url, target, part, retry, bar, stop)
             except ChangedError:
                 part.truncate(0)
-                _fetch(url, target, part, retry, bar)
+                _fetch(url, target, part, retry, bar, stop)
         part.flush()
         os.fsync(part.fileno())
         os.replace(_beside(target, PART), target)
@@ -77,7 +89,9 @@ def download(
     return target
 
 
-def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry, bar: Bar) -> None:
+def _fetch(
+    url: str, target: Path, part: IO[bytes], retry: Retry, bar: Bar, stop: threading.Event | None
+) -> None:
     note = _beside(target, NOTE)
     have = part.seek(0, os.SEEK_END)
     size, tag = _noted(note, url)
@@ -102,6 +116,8 @@ def _fetch(url: str, target: Path, part: IO[bytes], retry: Retry, bar: Bar) -> N
             part.write(piece)
             have += len(piece)
             bar.reach(have, source.size)
+            if stop is not None and stop.is_set():
+                raise InterruptedError(f"{url} is not fetched any further")
 
 
 def _noted(note: Path, url: str) -> tuple[int | None, str | None]:
@@ -140,6 +156,38 @@ def _claimed(target: Path) -> Iterator[IO[bytes] | None]:
             return
 
 
+class _Following:
+    """The shard that will be read next on its way here, while another is worked on. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def fetch(self, url: str, target: Path) -> None:
+        """Begin with a shard; the one before has been waited for."""
+        self._thread = threading.Thread(target=self._run, args=(url, target), name=_THREAD, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is under way: a file that was read and removed must not be fetched after that."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, url: str, target: Path) -> None:
+        # Whatever is wrong comes again, and is told, when it is the shard's turn.
+        with contextlib.suppress(Exception):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            size = http_size(url)
+            if size is not None and size <= shutil.disk_usage(target.parent).free // AHEAD_PART:
+                download(url, target, stop=self._stop)
+
+    def end(self) -> None:
+        """Give up. A read that hangs is waited for a little."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+
 class DownloadedSource:
     """A source whose shards are fetched over HTTP, each when it is read, and removed once it was read.
 
@@ -165,6 +213,20 @@ class DownloadedSource:
         self.version: str = getattr(source, "version", "")
         self.split: str = getattr(source, "split", "train")
         self._room = 0
+        self._following: _Following | None = None
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Fetch the shard behind the one that is read meanwhile, where the disk has room for many of them."""
+        if fcntl is None:  # two downloads of one file must not meet
+            yield
+            return
+        self._following = _Following()
+        try:
+            yield
+        finally:
+            self._following.end()
+            self._following = None
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
@@ -189,14 +251,25 @@ class DownloadedSource:
         if not is_http(shard.path):
             yield from self.source.episodes(shard, start)
             return
-        name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
-        path = download(shard.path, self.folder / (name.replace("/", "_") or "shard"), progress=self.progress)
+        if self._following is not None:
+            self._following.wait()
+        path = download(shard.path, self._place(shard), progress=self.progress)
+        if self._following is not None:
+            shards = self.shards()
+            if shard.number + 1 < len(shards) and is_http(shards[shard.number + 1].path):
+                following = shards[shard.number + 1]
+                self._following.fetch(following.path, self._place(following))
         yield from self.source.episodes(replace(shard, path=str(path)), start)
         size = path.stat().st_size
         if size <= self._room:
             self._room -= size
         else:
             path.unlink(missing_ok=True)
+
+    def _place(self, shard: Shard) -> Path:
+        """The file that a shard is fetched into."""
+        name = unquote(shard.path.partition("?")[0].rpartition("/")[2])
+        return self.folder / (name.replace("/", "_") or "shard")
 
     def clear(self) -> None:
         """Remove what is left of the downloads."""

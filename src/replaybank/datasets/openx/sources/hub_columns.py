@@ -71,10 +71,16 @@ class LooseImages:
             DataFormatError: a frame cannot be decoded, or is not of the field's shape and dtype.
             ImportError: the decoder is not installed.
         """
+        return self.decode_into(None, start, stop)
+
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same, in ``room`` where that is an array of the result's shape and dtype."""
         frames = self._frames[start:stop]
         encoded = [memoryview(frame) for frame in frames if isinstance(frame, bytes)]
         if len(encoded) == len(frames):
-            return decode_frames(encoded, self._spec, self._where, start)
+            return decode_frames(encoded, self._spec, self._where, start, room)
         out: npt.NDArray[Any] = np.empty((len(frames), *self._spec.shape), self._spec.dtype)
         for i, frame in enumerate(frames):
             if isinstance(frame, bytes):

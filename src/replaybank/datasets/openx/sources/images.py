@@ -92,19 +92,32 @@ class EncodedImages:
             DataFormatError: a frame cannot be decoded, or is not of the declared shape or dtype.
             ImportError: the decoder is not installed.
         """
+        return self.decode_into(None, start, stop)
+
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same, in ``room`` where that is an array of the result's shape and dtype."""
         view = memoryview(self._payload)
         frames = [view[at : at + size] for at, size in self._spans[start:stop].tolist()]
-        return decode_frames(frames, self._spec, self._where, start)
+        return decode_frames(frames, self._spec, self._where, start, room)
 
 
-def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: int = 0) -> npt.NDArray[Any]:
-    """Decode frames into one new array, ``[T, H, W, C]``; headers are checked before anything is allocated.
+def decode_frames(
+    frames: list[memoryview],
+    spec: FieldSpec,
+    where: str,
+    start: int = 0,
+    room: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[Any]:
+    """Decode frames into one array, ``[T, H, W, C]``; headers are checked before anything is allocated.
 
     Args:
         frames: JPEG or PNG each, told apart by the first bytes.
         spec: declared shape, -1 where unknown (then the first frame's), and dtype.
         where: named in messages, before the frame's number.
         start: number of the first of these frames in its episode.
+        room: taken for the array where it is contiguous and has its shape and dtype; by default a new one.
 
     Raises:
         DataFormatError: a frame is unreadable, or not of the declared shape and dtype.
@@ -120,16 +133,23 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
     height, width, channels = (known[i] if size < 0 else size for i, size in enumerate(shape))
     expected = (height, width, channels)
     _check(first, expected, dtype, place)
-    out: npt.NDArray[Any] = np.empty((len(frames), *expected), dtype=dtype)
+    out: npt.NDArray[Any]
+    if room is not None and room.shape == (len(frames), *expected) and room.dtype == dtype:
+        out = room
+    else:
+        out = np.empty((len(frames), *expected), dtype=dtype)
+    jpeg = _simplejpeg().decode_jpeg if first.format == "jpeg" else None
+    colorspace = JPEG_COLORSPACES.get(channels)
     for number, frame in enumerate(frames):
-        place = f"{where}: frame {start + number}"
         try:
-            if first.format == "jpeg" and image_format(frame) == "jpeg":
+            if jpeg is not None and image_format(frame) == "jpeg":
                 # The decoder reads the header before it writes, and never beyond the buffer: looking at the
                 # header first would cost a tenth of a small frame's time, so it is done to explain only.
-                if _decode_jpeg(frame, out[number]).shape != expected:
+                if jpeg(frame, colorspace, buffer=out[number]).shape != expected:
+                    place = f"{where}: frame {start + number}"
                     _check(_header(frame, place), expected, dtype, place)
                 continue
+            place = f"{where}: frame {start + number}"
             head = _header(frame, place)
             _check(head, expected, dtype, place)
             if head.format == "jpeg":
@@ -139,6 +159,7 @@ def decode_frames(frames: list[memoryview], spec: FieldSpec, where: str, start: 
         except DataFormatError:
             raise
         except (ValueError, OSError, SyntaxError, EOFError) as error:
+            place = f"{where}: frame {start + number}"
             _check(_header(frame, place), expected, dtype, place)
             raise DataFormatError(f"{place} cannot be decoded: {error}") from error
     return out

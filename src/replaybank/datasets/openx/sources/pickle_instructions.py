@@ -182,6 +182,17 @@ def _duplicate(m: Machine) -> None:
     m.stack.append(m.top())
 
 
+def _numbered(m: Machine) -> int:
+    """The number of a value in the memo, as a line of text.
+
+    They count up, so none is as large as the pickle: larger ones could all have the same hash.
+    """
+    number = int(_parsed(m.line(), int))
+    if not 0 <= number < len(m.data):
+        raise Refused(f"a value remembered under a number that {len(m.data)} bytes do not need")
+    return number
+
+
 def _remember(code: bytes, number: Callable[[Machine], int]) -> None:
     def handler(m: Machine) -> None:
         m.charge(OBJECT_BYTES)
@@ -203,10 +214,10 @@ def _recall(code: bytes, number: Callable[[Machine], int]) -> None:
 _remember(b"\x94", lambda m: len(m.memo))
 _remember(b"q", lambda m: int(m.number(_U1)))
 _remember(b"r", lambda m: int(m.number(_U4)))
-_remember(b"p", lambda m: int(_parsed(m.line(), int)))
+_remember(b"p", _numbered)
 _recall(b"h", lambda m: int(m.number(_U1)))
 _recall(b"j", lambda m: int(m.number(_U4)))
-_recall(b"g", lambda m: int(_parsed(m.line(), int)))
+_recall(b"g", _numbered)
 
 
 # --- containers ----------------------------------------------------------------------------------------
@@ -362,25 +373,30 @@ for _code, _what in (
     _unnamed(_code, _what)
 
 
-_CALLS: Final[dict[Known, Callable[[tuple[Any, ...]], Any]]] = {
-    Known.RECONSTRUCT: Array.called,
-    Known.FROM_BUFFER: Array.from_buffer,
-    Known.SCALAR: scalar,
-    Known.DTYPE: Dtype.called,
-    Known.ENCODE: encoded,
-    Known.BYTES: no_bytes,
+_CALLS: Final[dict[int, Callable[[tuple[Any, ...]], Any]]] = {
+    id(known): make  # found by identity: the hash of an enum's member is Python code
+    for known, make in (
+        (Known.RECONSTRUCT, Array.called),
+        (Known.FROM_BUFFER, Array.from_buffer),
+        (Known.SCALAR, scalar),
+        (Known.DTYPE, Dtype.called),
+        (Known.ENCODE, encoded),
+        (Known.BYTES, no_bytes),
+    )
 }
 
 
 @_on(b"R")
 def _reduce(m: Machine) -> None:
-    arguments, called = m.pop(), m.pop()
-    make = _CALLS.get(called) if isinstance(called, Known) else None
+    stack = m.stack
+    if len(stack) < m.floor + 2:
+        raise Refused(NOTHING_THERE)
+    arguments, called = stack.pop(), stack[-1]
+    make = _CALLS.get(id(called))  # the members live for ever: nothing else gets their numbers
     if make is None or not isinstance(arguments, tuple):
         raise Refused(f"a call of a {type(called).__name__}")
-    made = make(arguments)
+    stack[-1] = made = make(arguments)
     m.charge(4 * OBJECT_BYTES + (len(made) if isinstance(made, bytes) else getattr(made, "copied", 0)))
-    m.stack.append(made)
 
 
 @_on(b"\x81")
@@ -393,8 +409,10 @@ def _new(m: Machine) -> None:
 
 @_on(b"b")
 def _build(m: Machine) -> None:
-    state = m.pop()
-    found = m.top()
+    stack = m.stack
+    if len(stack) < m.floor + 2:
+        raise Refused(NOTHING_THERE)
+    state, found = stack.pop(), stack[-1]
     if not isinstance(found, (Array, Dtype, Picture)):
         raise Refused(f"a state for a value of type {type(found).__name__}")
     found.build(state)

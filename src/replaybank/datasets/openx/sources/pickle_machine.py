@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from replaybank import _native
 from replaybank.datasets.openx.sources.pickled_values import NAMES, Refused
 from replaybank.errors import UnsafePickleError
 
@@ -18,11 +19,16 @@ ROOM_PER_BYTE: Final = 8
 MAX_NAME: Final = 256
 """Bytes of a name or number in the text instructions of protocol 0."""
 STOP: Final = ord(".")
-_MEMOIZE, _BINGET, _BININT1, _SHORT_BINBYTES = 0x94, ord("h"), ord("K"), ord("C")
-_TUPLES: Final = {0x85: 1, 0x86: 2, 0x87: 3}
 
 NOTHING_THERE: Final = "an instruction for a value that is not there"
 NOT_REMEMBERED: Final = "a reference to a value that was not remembered"
+_UNKNOWN, _END, _CUT_SHORT, _NOTHING_THERE, _NOT_REMEMBERED, _NO_ROOM = range(6)
+"""Why the native loop stopped: as in csrc/pickle_loop.hpp."""
+_REASONS: Final = {
+    _CUT_SHORT: "no end: it is cut short",
+    _NOTHING_THERE: NOTHING_THERE,
+    _NOT_REMEMBERED: NOT_REMEMBERED,
+}
 
 
 class Machine:
@@ -39,56 +45,38 @@ class Machine:
         self.memo: dict[int, Any] = {}
         self.room = ROOM + ROOM_PER_BYTE * len(data)
 
-    def run(self, handlers: Sequence[Handler | None]) -> Any:
+    def run(self, handlers: Sequence[Handler | None], *, native: bool = True) -> Any:
         """The value that is on top at the end. Handlers by the byte of their instruction.
 
-        The instructions that most of a pickle of arrays consists of are written out here: to call a handler
-        costs more than to do what they say.
+        The instructions that most of a pickle of arrays consists of are carried out by the native loop, which
+        comes back for all others; without it, by their handlers too.
         """
-        data, stack, memo = self.data, self.stack, self.memo
-        at, end, floor, room = self.at, len(self.data), self.floor, self.room
-        while at < end:
-            code = data[at]
-            at += 1
-            if code == _MEMOIZE:
-                if len(stack) <= floor:
-                    raise Refused(NOTHING_THERE)
-                memo[len(memo)] = stack[-1]
-                room -= OBJECT_BYTES
-            elif code == _BINGET and at < end:
-                if data[at] not in memo:
-                    raise Refused(NOT_REMEMBERED)
-                stack.append(memo[data[at]])
-                at += 1
-            elif code == _BININT1 and at < end:
-                stack.append(data[at])  # such small numbers are made only once
-                room -= 8
-                at += 1
-            elif code in _TUPLES:
-                begin = len(stack) - _TUPLES[code]
-                if begin < floor:
-                    raise Refused(NOTHING_THERE)
-                stack[begin:] = [tuple(stack[begin:])]
-                room -= 2 * OBJECT_BYTES
-            elif code == _SHORT_BINBYTES and at < end and at + data[at] < end:
-                stack.append(data[at + 1 : at + 1 + data[at]])
-                at += 1 + data[at]
-                room -= OBJECT_BYTES
-            elif code == STOP:
-                self.at = at
-                return self.pop()
+        data, stack, marks, memo = self.data, self.stack, self.marks, self.memo
+        why = _UNKNOWN
+        while True:
+            if native:
+                why, self.at, self.floor, self.room = _native.run_pickle(
+                    data, self.at, stack, marks, memo, self.floor, self.room
+                )
+            elif self.at < len(data):
+                self.at += 1
+                why = _END if data[self.at - 1] == STOP else _UNKNOWN
             else:
-                handler = handlers[code]
-                self.at, self.room = at, room
-                if handler is None:
-                    raise Refused(f"the instruction {code:#04x}, which no pickle of data has")
-                handler(self)
-                at, floor, room = self.at, self.floor, self.room
-            if room < 0:
-                self.at = at
-                self.charge(1 - room)
-        self.at = at
-        raise Refused("no end: it is cut short")
+                why = _CUT_SHORT
+            if why != _UNKNOWN:
+                break
+            code = data[self.at - 1]
+            handler = handlers[code]
+            if handler is None:
+                raise Refused(f"the instruction {code:#04x}, which no pickle of data has")
+            handler(self)
+            if self.room < 0:
+                self.charge(0)
+        if why == _END:
+            return self.pop()
+        if why == _NO_ROOM:
+            self.charge(0)
+        raise Refused(_REASONS[why])
 
     # --- what instructions need ------------------------------------------------------------------------
 

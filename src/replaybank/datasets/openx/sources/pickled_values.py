@@ -105,7 +105,7 @@ class Dtype:
             self.__post_init__()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Array:
     """``numpy.ndarray`` as a pickle builds it: empty first, then with shape, dtype and bytes."""
 
@@ -176,15 +176,22 @@ def scalar(arguments: tuple[Any, ...]) -> Any:
     """``scalar(dtype, bytes)``: one number."""
     if len(arguments) != 2 or not isinstance(arguments[0], Dtype):
         raise Refused(f"a NumPy scalar of {_shown(arguments)}")
-    if arguments[0].dtype.hasobject:
+    dtype, content = arguments
+    if dtype.plain and type(content) is bytes and len(content) == dtype.dtype.itemsize:
+        return np.frombuffer(content, dtype.dtype)[0]
+    if dtype.dtype.hasobject:
         raise Refused("a NumPy scalar that is an object")
-    return _array((), arguments[0], False, arguments[1])[0][()]
+    return _array((), dtype, False, content)[0][()]
 
 
 def _array(shape: Any, dtype: Any, fortran: Any, content: Any) -> tuple[Any, int]:
     """An array over ``content``, read-only, and the bytes copied for it; of objects: the objects."""
     if not isinstance(dtype, Dtype):
         raise Refused(f"an array of dtype {_shown(dtype)}")
+    if type(shape) is tuple and len(shape) == 1 and dtype.plain and type(content) is bytes and content:
+        (count,) = shape  # nearly all arrays are such
+        if type(count) is int and count * dtype.dtype.itemsize == len(content):
+            return np.frombuffer(content, dtype.dtype), 0
     if (
         not isinstance(shape, (tuple, list))
         or len(shape) > MAX_DIMENSIONS

@@ -120,7 +120,10 @@ class Text(Strings):
         spans = self.spans(payload, rows, key)
         if spans is None:
             return None
-        # Most steps repeat one instruction: equal strings become one object.
+        if _native.same_bytes(payload, spans.ctypes.data, len(spans)):  # most episodes repeat one instruction
+            at, size = spans[0].tolist()
+            return [payload[at : at + size].decode("utf-8", "backslashreplace")] * len(spans)
+        # Equal strings become one object.
         known: dict[bytes, str] = {}
         texts = []
         for at, size in spans.tolist():

@@ -19,6 +19,8 @@ from replaybank.errors import DataFormatError
 
 MAX_DEPTH: Final = 32
 """Of containers in containers; an episode has five or six."""
+_AS_THEY_ARE: Final = frozenset({bytes, str, int, float, bool, type(None), np.float32, np.float64, np.bool_})
+"""Types of values in which there is nothing to be settled."""
 
 
 def loads(data: bytes, where: str) -> Any:
@@ -79,10 +81,12 @@ class _Settler:
         made: Any = value
         if isinstance(value, list):
             for i, item in enumerate(value):
-                value[i] = self.settle(item, depth + 1)
+                if type(item) not in _AS_THEY_ARE:
+                    value[i] = self.settle(item, depth + 1)
         elif isinstance(value, dict):
             for key, item in value.items():
-                value[key] = self.settle(item, depth + 1)
+                if type(item) not in _AS_THEY_ARE:
+                    value[key] = self.settle(item, depth + 1)
         else:
             made = tuple([self.settle(item, depth + 1) for item in value])
         self.open.discard(known)

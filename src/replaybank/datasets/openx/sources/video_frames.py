@@ -185,6 +185,12 @@ class VideoFrames:
                 its time; names dataset, episode, camera, step, file and time.
             OSError: the file cannot be read.
         """
+        return self.decode_into(None, start, stop)
+
+    def decode_into(
+        self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
+    ) -> npt.NDArray[Any]:
+        """The same, in ``room`` where that is an array of the result's shape and dtype."""
         start, stop, _ = slice(start, stop).indices(len(self))
         times = self._times[start:stop].tolist()
         dtype = np.dtype(np.uint8) if self._spec.dtype is None else self._spec.dtype
@@ -198,7 +204,15 @@ class VideoFrames:
                 height, width, channels = (
                     f if size < 0 else size for size, f in zip(self._spec.shape, found, strict=True)
                 )
-            out: npt.NDArray[Any] = np.empty((len(times), height, width, channels), dtype)
+            out: npt.NDArray[Any]
+            if (
+                room is not None
+                and room.shape == (len(times), height, width, channels)
+                and room.dtype == dtype
+            ):
+                out = room
+            else:
+                out = np.empty((len(times), height, width, channels), dtype)
             reader.read(times, out, period=self._period, where=self._where, first=start)
         return out
 
