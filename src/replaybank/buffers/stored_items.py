@@ -134,7 +134,7 @@ class TensorItems:
         self._data = {spec.key: leaf for spec, leaf in zip(specs, data, strict=True) if leaf is not None}
         self._images = {specs[number].key: (specs[number], *kept) for number, kept in images.items()}
         self.entries = [_entry(spec, n in made, self._images.get(spec.key)) for n, spec in enumerate(specs)]
-        self._forms = {entry.key: entry.image for entry in self.entries if entry.image}
+        self._forms: dict[Key, ImageForm] = {e.key: e.image for e in self.entries if e.image}
         self.item_bytes = float(sum(spec.bytes for spec in specs))
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
@@ -205,7 +205,7 @@ class ListItems:
         for key, values in leaves.items():
             self.entries.append(_entry_of_values(key, values))
             size += sum(v.nbytes if isinstance(v, np.ndarray) else len(str(v)) for v in values)
-        self._forms = {entry.key: entry.image for entry in self.entries if entry.image}
+        self._forms: dict[Key, ImageForm] = {e.key: e.image for e in self.entries if e.image}
         self.item_bytes = size / max(1, len(rows))
 
     def _values(self, key: Key, rows: Sequence[int]) -> list[Any]:

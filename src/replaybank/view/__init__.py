@@ -70,8 +70,8 @@ def save_recording(
         raise IsADirectoryError(f"{file} is a folder: give the name of a file")
     recording = rr.RecordingStream(APPLICATION, recording_id=_title(episode))
     with replacing(file) as opened, Drain(opened) as drain:
-        recording.save(drain.path)
         try:
+            recording.save(drain.path)
             left_out = record(episode, recording, chosen, compress=compress, progress=progress)
             recording.send_blueprint(layout(episode, chosen, left_out))
             recording.flush()
