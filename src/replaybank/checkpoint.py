@@ -27,20 +27,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 from replaybank.checkpoint_fields import Field, FieldSpec, StoredField
-from replaybank.checkpoint_files import fsync_directory
+from replaybank.checkpoint_files import fsync_directory, write_atomically
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
+from replaybank.file_lock import FileLock
 from replaybank.progress import watched_bytes
 from replaybank.sending import Sendable
-
-try:
-    import fcntl
-except ImportError:  # no file locks on this system: two savers of one path must then not meet
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "Field",
@@ -300,34 +295,14 @@ def _state_folders(root: Path) -> set[str]:
 @contextlib.contextmanager
 def _lock(root: Path, *, exclusive: bool) -> Iterator[None]:
     """Keep savers apart from each other and from readers; freed by the system when its holder dies."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(root, os.O_RDONLY)
+    lock = FileLock(root, os.O_RDONLY)
     try:
         # A file system without locks (some network ones) still serves a single saver.
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            lock.take(exclusive=exclusive)
         yield
     finally:
-        # Freed by hand: a child forked meanwhile holds a copy of the descriptor.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step: whoever opens it finds the old content or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
+        lock.release()
 
 
 def _refuse_big_endian() -> None:

@@ -8,9 +8,11 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ B = TypeVar("B")
 
 CHUNK = 1 << 22  # bytes of rows put together or read at a time
 STEP = 1 << 20  # bytes read, written and summed at a time: large beside a system call, in cache when summed
+_LONGEST = 128  # bytes of a name that another one has in it: file systems allow 255
 _WORKERS = min(4, os.cpu_count() or 1)
 MAX_DIMS = 64  # torch's own limit on the dimensions of a tensor that its iterators accept
 
@@ -219,3 +222,54 @@ def no_bools(path: Path) -> DataFormatError:
 def is_size(value: Any) -> bool:
     """Whether a value of a manifest can be a number of things."""
     return type(value) is int and 0 <= value < 1 << 63
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Replace a file in one step: whoever opens it finds the old content or the new one, whole.
+
+    Of a link that to which it leads is replaced. What is no file, such as ``/dev/stdout`` or a pipe, is
+    written to as it is. Nothing is left where the block raises.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError: it cannot be written; names the file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(Path(folder, "page")) as file:
+        ...         _ = file.write(b"whole")
+        ...     Path(folder, "page").read_bytes()
+        b'whole'
+    """
+    target = Path(os.path.realpath(path))
+    name = os.fsdecode(os.fsencode(target.name)[:_LONGEST])
+    temporary = target.with_name(f".{name}.{uuid4().hex}.tmp")
+    try:
+        if path.exists() and not path.is_file():
+            with open(path, "wb") as file:
+                yield file
+            return
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_directory(target.parent)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step, as :func:`replacing` does."""
+    with replacing(path) as file:
+        file.write(content)

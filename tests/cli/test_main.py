@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -74,6 +75,15 @@ def test_paths_that_are_not_datasets(
         ["demo", "--seconds", "soon"],
         ["demo", "--seconds", "-1"],
         ["demo", "--seed", "-1"],
+        *([command, ""] for command in ("info", "stats", "verify", "stream")),
+        ["report", " ", "-o", "x.html"],
+        ["report", "x", "-o", "https://x/page.html"],
+        ["report", "x", "--max-size", "inf"],
+        ["view", "", "--save", "x.rrd"],
+        ["view", "x", "--save", ""],
+        ["view", "x", "--save", "https://x/x.rrd"],
+        ["convert", "", "x"],
+        ["demo", "--data", ""],
     ],
 )
 def test_misuse_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +213,13 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
         )
     expected = "replaybank: error: standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (cli.FAILED, expected)
+
+
+def test_a_full_disk_elsewhere_is_not_laid_to_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), monkeypatch)
+    assert error_of(capsys, "info", ".", status=cli.FAILED) == "replaybank: error: No space left on device\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell's way to close the output")

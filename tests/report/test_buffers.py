@@ -275,7 +275,7 @@ def test_a_pickled_object_is_not_unpickled(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "saved", {"model": torch.zeros(3)})
-    with pytest.raises(DataFormatError, match="but of no buffer: it has \\['model'\\]"):
+    with pytest.raises(DataFormatError, match=r"not of a buffer: it holds \['model'\]"):
         BufferSubject(tmp_path / "saved")
 
 
@@ -298,7 +298,7 @@ def test_few_bytes_of_a_large_checkpoint_are_read_at_a_time(
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(3000), batch_size=4)
     buffer.extend(steps(3000).exclude("pixels"))
     buffer.dumps(tmp_path / "saved")
-    monkeypatch.setattr("replaybank.report.stored_items.BLOCK_BYTES", 4096)
+    monkeypatch.setattr("replaybank.buffers.stored_items.BLOCK_BYTES", 4096)
     read, most = StoredRows.__getitem__, []
 
     def counted(self: StoredRows, rows: slice) -> torch.Tensor:

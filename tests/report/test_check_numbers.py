@@ -63,6 +63,11 @@ def test_the_effective_number_of_items_is_between_one_and_all() -> None:
     assert effective(np.array([2.0, 1.0, 1.0])) == pytest.approx(16 / 6)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_the_effective_number_of_items_does_not_depend_on_the_scale(scale: float) -> None:
+    assert effective(scale * np.array([1.0, 1.0, 0.0, 2.0])) == pytest.approx(16 / 6)
+
+
 def test_items_that_are_never_drawn_are_told() -> None:
     weights = np.ones(10)
     weights[[3, 7]] = 0

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from memory_source import FIELDS, Frames, MemorySource, episode
+from patience import PATIENCE
 from replaybank import ListStorage, ReplayBuffer
 from replaybank.datasets.openx.sources.base import Episode
 from replaybank.demo.arm import write_arm_dataset
@@ -213,3 +215,42 @@ def test_flags_and_whole_numbers_that_never_change_are_told(tmp_path: Path) -> N
     fields = {**FIELDS, ("action",): replace(FIELDS["action",], dtype=np.dtype(bool))}
     page = page_of(MemorySource([[still(n) for n in range(2)]], fields), tmp_path)
     assert "2 of 2 action numbers never change." in page
+
+
+def test_values_whose_squares_are_no_numbers_are_told_and_left_out_of_plots(tmp_path: Path) -> None:
+    length = 40
+    huge = np.full((length, 2), 1.7e308)
+    huge[::2] *= -1
+    one = episode(1, length)
+    steps = {**one.steps, ("action",): huge, ("reward",): np.full(length, 1.7e308)}
+    fields = {**FIELDS, ("reward",): replace(FIELDS["reward",], dtype=np.dtype("float64"))}
+    page = page_of(MemorySource([[replace(one, steps=steps), episode(2, 30)]], fields), tmp_path)
+    assert "80 values are NaN, infinite or beyond 1e+100 in action" in page
+
+
+def test_a_page_goes_into_what_is_no_file_and_through_links(source: MemorySource, tmp_path: Path) -> None:
+    expected = page_of(source, tmp_path).encode()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/page.html").touch()
+    (tmp_path / "link.html").symlink_to("real/page.html")
+    assert write_report(source, tmp_path / "link.html") == tmp_path / "link.html"
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real/page.html").read_bytes() == expected
+    os.mkfifo(tmp_path / "pipe")
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    write_report(source, tmp_path / "pipe")
+    reader.join(PATIENCE)
+    assert got == [expected]
+    assert (tmp_path / "pipe").is_fifo()
+    if Path("/dev/full").exists():
+        (tmp_path / "full").symlink_to("/dev/full")
+        with pytest.raises(OSError, match=r"No space left.*full"):
+            write_report(source, tmp_path / "full")
+
+
+def test_a_name_may_be_as_long_as_names_can_be(source: MemorySource, tmp_path: Path) -> None:
+    name = "\N{LATIN SMALL LETTER E WITH ACUTE}" * 125 + ".html"
+    assert write_report(source, tmp_path / name).stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tensordict import TensorDict
 from hub_shards import pixels, write_hub
 from lerobot_files import CAMERA, FPS, TASKS, shown_numbers, write_lerobot
 from replaybank import (
+    CompressedListStorage,
     EncodedFrames,
     LazyTensorStorage,
     ListStorage,
@@ -102,6 +104,14 @@ def test_videos_are_decoded_and_their_steps_have_times(tmp_path: Path) -> None:
     assert episode.seconds is not None
     np.testing.assert_allclose(episode.seconds, np.arange(40) / FPS, atol=1e-5)
     assert set(episode.texts["task",]) <= set(TASKS)
+
+
+def test_joints_of_a_converted_episode_keep_their_names(tmp_path: Path) -> None:
+    write_lerobot(tmp_path / "lerobot", "v2.1", [5])
+    convert(tmp_path / "lerobot", tmp_path / "made", image_keys=[], progress=False)
+    published, made = open_episode(tmp_path / "lerobot", 0), open_episode(tmp_path / "made", 0)
+    state = ("observation", "state")
+    assert made.names == {state: published.names[state]}
 
 
 def test_an_episode_that_is_not_there_is_an_error_with_the_range(arm_folder: Path, tmp_path: Path) -> None:
@@ -237,11 +247,66 @@ def test_a_buffer_without_ends_or_tensors_says_so(tmp_path: Path) -> None:
     objects = ReplayBuffer(storage=ListStorage(20))
     objects.extend(["a"])
     objects.dumps(tmp_path / "objects")
-    with pytest.raises(DataFormatError, match="the buffer's storage is a ListStorage"):
+    with pytest.raises(DataFormatError, match=r"nothing says where episodes end.*a tensor without a name"):
         open_episode(tmp_path / "objects")
-    ReplayBuffer(storage=LazyTensorStorage(20)).dumps(tmp_path / "empty")
-    with pytest.raises((IndexError, DataFormatError), match="no episodes"):
-        open_episode(tmp_path / "empty")
+    for kind in (LazyTensorStorage, ListStorage):
+        ReplayBuffer(storage=kind(20)).dumps(tmp_path / "empty")
+        with pytest.raises(IndexError, match="has no episodes"):
+            open_episode(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_items_of_a_list_are_steps_of_episodes(tmp_path: Path, compressed: bool) -> None:
+    if compressed:
+        pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    buffer = ReplayBuffer(storage=CompressedListStorage(30) if compressed else ListStorage(30))
+    for k in range(26):
+        image = torch.full((3, 8, 8), k, dtype=torch.uint8)
+        item = {"action": torch.tensor([k, -k]), "done": k % 10 == 9, "pixels": image}
+        buffer.add(item if compressed else {**item, "say": f"go {k // 10}"})
+    buffer.dumps(tmp_path)
+    episode = open_episode(tmp_path, 2)
+    assert episode.length == 6
+    assert episode.numbers["action",].tolist() == [[k, -k] for k in range(20, 26)]
+    assert episode.texts == ({} if compressed else {("say",): ["go 2"] * 6})
+    assert frames_of(episode.cameras["pixels",])[:, 0, 0, 0].tolist() == list(range(20, 26))
+
+
+def test_items_of_a_list_that_lack_an_image_are_an_error_that_names_it(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=ListStorage(300))
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    for k in range(300):
+        buffer.add({"done": k % 100 == 99, **({} if k == 1 else {"pixels": image})})
+    buffer.dumps(tmp_path)
+    assert list(open_episode(tmp_path, 1).cameras) == [("pixels",)]
+    with pytest.raises(DataFormatError, match="do not all have an image pixels of one shape"):
+        open_episode(tmp_path, 0)
+
+
+def test_an_episode_does_not_hold_the_checkpoint_it_is_from(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20))
+    pixels = torch.arange(10, dtype=torch.uint8)[:, None, None].expand(10, 8, 8)
+    buffer.extend(TensorDict({"pixels": pixels, "episode": torch.zeros(10)}, [10]))
+    buffer.dumps(tmp_path)
+    episode = open_episode(tmp_path)
+    buffer.empty()
+    buffer.extend(TensorDict({"pixels": pixels + 100, "episode": torch.zeros(10)}, [10]))
+    buffer.dumps(tmp_path)
+    buffer.dumps(tmp_path)
+    assert frames_of(episode.cameras["pixels",])[:, 0, 0, 0].tolist() == list(range(10))
+
+
+def test_many_frames_wait_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaybank.view.buffer.IN_MEMORY", 100)
+    monkeypatch.setattr("replaybank.view.buffer.READ_BYTES", 300)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), dim_extend=0)
+    frames = torch.arange(11 * 2, dtype=torch.uint8).reshape(11, 2, 1, 1).expand(11, 2, 8, 8)
+    ids = torch.zeros(11, 2)
+    for k in range(11):
+        buffer.extend(TensorDict({"pixels": frames[k : k + 1], "episode": ids[k : k + 1]}, [1, 2]))
+    buffer.dumps(tmp_path)
+    camera = open_episode(tmp_path, 1).cameras["pixels",]
+    assert frames_of(camera)[:, 0, 0, 0].tolist() == [2 * k + 1 for k in range(7, 11)]
 
 
 # --- what an episode says ----------------------------------------------------------------------------------

@@ -225,6 +225,26 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (tmp_path / "a.rrd").read_bytes()[:4] == b"RRF2"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
+def test_a_full_disk_is_an_error_and_no_file_that_ends_in_the_middle(tmp_path: Path) -> None:
+    (tmp_path / "full.rrd").symlink_to("/dev/full")
+    episode = RecordedEpisode("arm", 0, 3, {("action",): np.zeros((3, 2))})
+    with pytest.raises(OSError, match=r"No space left.*full\.rrd"):
+        save_recording(episode, tmp_path / "full.rrd")
+
+
+def test_texts_with_halves_of_letters_are_recorded(tmp_path: Path) -> None:
+    texts = ["go \ud800", "go \ud800", "stop"]
+    episode = RecordedEpisode("\udcff", 0, 3, {("\udcff",): np.arange(3.0)}, {("say",): texts})
+    save_recording(episode, tmp_path / "arm.rrd")
+    rows = Recorded(tmp_path / "arm.rrd").rows
+    assert {step: row[0] for step, row in rows["/say", "TextDocument:text"].items()} == {
+        0: "go ?",
+        2: "stop",
+    }
+    assert len(rows["/\\?", "Scalars:scalars"]) == 3
+
+
 def test_a_window_needs_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):

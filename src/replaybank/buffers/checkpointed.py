@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -12,15 +13,12 @@ from torch import Tensor
 from replaybank import checkpoint
 from replaybank.errors import DataFormatError
 from replaybank.progress import watched_bytes
-from replaybank.storages.base import Storage
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
-from replaybank.storages.lazy_tensor import LazyTensorStorage
 from replaybank.storages.log_header import CURSOR, LENGTH, TOTAL, checked_state
-from replaybank.storages.memmap import LazyMemmapStorage
 
-IN_MEMORY = 1 << 30
-"""Bytes of items from which on they are loaded into a temporary file instead of memory."""
+UNKNOWN = "?"
+"""Kind of a part whose class was not noted."""
 
 
 @contextmanager
@@ -29,7 +27,7 @@ def opened_buffers(
 ) -> Iterator[list[CheckpointedBuffer]]:
     """The buffers of a checkpoint: one, or those of an ensemble. Checks all files: O(bytes).
 
-    What they say and load is good within the ``with`` block, where savers to ``path`` wait.
+    What they say is good within the ``with`` block, where savers to ``path`` wait.
 
     Args:
         path: what ``dumps`` was given.
@@ -47,12 +45,12 @@ def opened_buffers(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     buffer.dumps(folder)
         ...     with opened_buffers(folder) as (saved,):
-        ...         saved.kind("storage"), saved.length, saved.capacity, saved.load_storage()[2]
-        ('LazyTensorStorage', 3, 10, tensor([0., 0.]))
+        ...         saved.kind("storage"), saved.length, saved.capacity
+        ('LazyTensorStorage', 3, 10)
     """
-    with ExitStack() as stack:
+    with ExitStack() as files:
         with watched_bytes("Reading", progress):
-            state = stack.enter_context(checkpoint.opened(path))
+            state = files.enter_context(checkpoint.opened(path))
         parts = state.get("buffers")
         states = parts if isinstance(parts, list) and parts else [state]
         for part in states:
@@ -60,6 +58,9 @@ def opened_buffers(
                 raise DataFormatError(
                     f"{path} is a checkpoint, but not of a buffer: it holds {sorted(map(str, state))!s:.200}"
                 )
+        apart = Path(path) / "storage"
+        if "storage" not in state and states == [state] and checkpoint.is_checkpoint(apart):
+            states = [{**state, "storage": files.enter_context(checkpoint.opened(apart))}]
         yield [CheckpointedBuffer(part) for part in states]
 
 
@@ -105,7 +106,7 @@ class CheckpointedBuffer:
         """The class of its ``"storage"``, ``"sampler"`` or ``"writer"``; ``"?"`` where it was not noted."""
         kinds = self._state.get("kinds")
         found = kinds.get(part) if isinstance(kinds, Mapping) else None
-        return found if isinstance(found, str) else "?"
+        return found if isinstance(found, str) else UNKNOWN
 
     def settings(self, part: str) -> dict[str, int | float | str | bool]:
         """The plain values in the state of its sampler or writer."""
@@ -115,10 +116,15 @@ class CheckpointedBuffer:
         return {name: v for name, v in state.items() if isinstance(v, (int, float, str))}
 
     @property
+    def sampler(self) -> Mapping[str, Any]:
+        """The state of its sampler."""
+        state = self._state.get("sampler")
+        return state if isinstance(state, Mapping) else {}
+
+    @property
     def weights(self) -> Tensor | None:
         """Priorities, each to the power of ``alpha``, float ``[items]``, where the sampler has them."""
-        sampler = self._state.get("sampler")
-        found = sampler.get("weights") if isinstance(sampler, Mapping) else None
+        found = self.sampler.get("weights")
         return found if isinstance(found, Tensor) else None
 
     @property
@@ -146,25 +152,15 @@ class CheckpointedBuffer:
         """Bytes of the items, as they are read."""
         return self.length * sum(leaf.bytes for leaf in self.leaves)
 
-    def load_storage(self) -> Storage:
-        """The items as a storage of its own, in a temporary file where they are large. O(bytes).
-
-        Raises:
-            DataFormatError: the state is damaged.
-            TypeError: the items are no tensors.
-        """
-        if not self.leaves or self.capacity is None:
-            what = f"the dataset {self.dataset!r}" if self.dataset else f"a {self.kind('storage')}"
-            raise TypeError(f"the buffer's storage is {what}, which has no tensors in the checkpoint")
-        make = LazyTensorStorage if self.bytes < IN_MEMORY else LazyMemmapStorage
-        storage = make(
-            self.capacity,
-            ndim=1 + len(self.columns),
-            next_observation="derive" if self.derived else None,
-            encoded=self.encoded,
+    @property
+    def storages(self) -> list[Mapping[str, Any]]:
+        """The states of its storages, of which an ensemble has several."""
+        parts = self._stored.get("storages")
+        return (
+            [part for part in parts if isinstance(part, Mapping)]
+            if isinstance(parts, list)
+            else [self._stored]
         )
-        storage.load_state_dict(self._stored)
-        return storage
 
     def _leaves(self) -> tuple[LeafSpec, ...]:
         leaves = self._stored.get("leaves")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from replaybank.storages.arena import MemoryArena
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
-from replaybank.storages.table import LeafTable
+from replaybank.storages.leaf_table import LeafTable
 
 Steps = dict[Key, Tensor]
 """A step of n environments: each leaf ``[n, ...]``. Or several of one: ``[k, ...]``."""

@@ -317,6 +317,10 @@ class TrajectoryRecorder:
         What was recorded stays; the open episodes stop where they are, without an end. Before the first step,
         and after ends with ``autoreset="disabled"``, it may be left out.
 
+        With ``ndim=2`` all columns are cut at the row of the first step after it: slices, returns over
+        several steps and stacks of frames of the other environments do not go across it either, and are
+        shorter there. Where environments are often reset by hand, one by one, record into a list of buffers.
+
         Args:
             mask: which environments, bool ``[n]`` (Gymnasium's ``options={"reset_mask": mask}``); all by
                 default.

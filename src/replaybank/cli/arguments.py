@@ -40,7 +40,16 @@ class LastStep(str, Enum):
 
 def data_path(text: str) -> str:
     """A path as it was typed, ``~`` for the home folder; a URL as it is."""
+    if not text.strip():
+        raise typer.BadParameter("the path is empty: give a folder, a URL or an id of `replaybank list`")
     return text if "://" in text else os.path.expanduser(text)
+
+
+def output_file(text: str, name: str) -> str:
+    """A file to write."""
+    if not text.strip() or "://" in text:
+        raise typer.BadParameter(f"{name} {text!r}: give a file of this machine")
+    return data_path(text)
 
 
 def output_folder(text: str, name: str) -> Path:

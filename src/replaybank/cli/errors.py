@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,6 +41,18 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _output_is_full() -> bool:
+    """Whether it is standard output that has no room left: only files and devices for tests can have none."""
+    try:
+        output = os.fstat(sys.stdout.fileno())
+        if stat.S_ISREG(output.st_mode):
+            return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0
+        nothing = os.path.samestat(output, os.stat(os.devnull))
+    except (OSError, ValueError):  # it has no number
+        return False
+    return stat.S_ISCHR(output.st_mode) and not nothing and not sys.stdout.isatty()
+
+
 def say(text: str, status: int, kind: str = "error: ") -> int:
     """Print one line on standard error and give back the exit status."""
     if sys.stderr is not None:
@@ -72,8 +85,10 @@ def fail(error: Exception, debug: bool) -> int:
         message: Callable[[], str] = getattr(error, "format_message", error.__str__)
         status, text = MISUSED, _usage(message(), error)
     elif isinstance(error, OSError):
-        of = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
-        text = f"{of}: {error.strerror}" if of and error.strerror else str(error)
+        of = error.filename or (
+            "standard output" if error.errno == errno.ENOSPC and _output_is_full() else ""
+        )
+        text = f"{of}: {error.strerror}" if of and error.strerror else error.strerror or str(error)
     elif isinstance(error, ImportError):
         package, text = _missing_package(error), str(error)
         if package and "pip install" not in text:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from replaybank.cli.arguments import data_path
+from replaybank.cli.arguments import data_path, output_file
 from replaybank.cli.progress import reading
 
 
@@ -40,12 +40,11 @@ def report(
     from replaybank.report import write_report
     from replaybank.terminal import line, size
 
-    if not output.strip() or "://" in output:
-        raise typer.BadParameter(f"--output {output!r}: give a file of this machine")
+    page = output_file(output, "--output")
     with reading("part", quiet=quiet, title="Looking") as show:
         written = write_report(
             data_path(path),
-            data_path(output),
+            page,
             split=split,
             episodes=episodes,
             max_megabytes=max_size,

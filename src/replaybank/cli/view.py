@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from replaybank.cli.arguments import data_path
+from replaybank.cli.arguments import data_path, output_file
 from replaybank.cli.progress import shown
 
 
@@ -41,16 +41,15 @@ def view(
     progress = shown(quiet)
     if save is None:
         refuse_without_display()
+    file = None if save is None else output_file(save, "--save")
     try:
         found = open_episode(data_path(path), episode, split=split, progress=progress)
     except IndexError as error:
         raise typer.BadParameter(f"--episode: {error}") from None
-    if save is None:
+    if file is None:
         left_out = show_recording(found, cameras=camera or None, compress=compress, progress=progress)
     else:
-        left_out = save_recording(
-            found, data_path(save), cameras=camera or None, compress=compress, progress=progress
-        )
+        left_out = save_recording(found, file, cameras=camera or None, compress=compress, progress=progress)
     if quiet:
         return
     where = f"written to {save}: open it with `rerun {save}`" if save is not None else "shown in Rerun"

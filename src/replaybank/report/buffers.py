@@ -12,15 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from replaybank import checkpoint
+from replaybank.buffers.checkpointed import UNKNOWN, CheckpointedBuffer, opened_buffers
+from replaybank.buffers.stored_items import Items, StoredEntry, items_of
+from replaybank.buffers.stored_trajectories import rows_of, run_of, trajectories_of
 from replaybank.datasets.openx.sources.base import Key
 from replaybank.datasets.openx.summary import folder_bytes
 from replaybank.errors import DataFormatError, UnsafePickleError
 from replaybank.report.look import (
     LOOKED_STEPS,
+    MOST_ITEM_BYTES,
     MOST_STEPS,
     REWARDS,
     About,
+    Entry,
     Frames,
     Look,
     Progress,
@@ -28,22 +32,12 @@ from replaybank.report.look import (
     expected_of,
 )
 from replaybank.report.sampling import samplings_of
-from replaybank.report.stored_items import Items, items_of
 from replaybank.terminal import count, size
-from replaybank.trajectories.index import TrajectoryIndex
-from replaybank.trajectories.signals import ChangeSignal, DoneSignal, EndSignal
 
 LOOKED_TRAJECTORIES: Final = 2000
 STRETCH: Final = 200
 """Steps that are looked at together where nothing says where trajectories end."""
 
-_SIGNALS: Final[tuple[EndSignal, ...]] = (
-    ChangeSignal(("episode",)),
-    DoneSignal(("next", "done")),
-    DoneSignal(("done",)),
-    ChangeSignal(("collector", "traj_ids")),
-)
-"""What slices go by, the one that counts first; then what other libraries write."""
 _DAMAGE = (LookupError, TypeError, AttributeError, RuntimeError)
 
 
@@ -53,6 +47,7 @@ class _Part:
 
     Args:
         items: in it.
+        entries: of them.
         runs: int64 ``[3, S]``: column, first row and number of rows of each trajectory.
         where: which buffer of an ensemble, in words.
         episodic: whether something says where they end.
@@ -60,6 +55,7 @@ class _Part:
     """
 
     items: Items
+    entries: tuple[Entry, ...]
     runs: npt.NDArray[np.int64]
     where: str
     episodic: bool
@@ -99,9 +95,9 @@ class BufferSubject:
         """Let go of the checkpoint."""
         self._open.close()
 
-    def _opened(self, path: Path) -> dict[str, Any]:
+    def _opened(self, path: Path) -> list[CheckpointedBuffer]:
         try:
-            return self._open.enter_context(checkpoint.opened(path))
+            return self._open.enter_context(opened_buffers(path))
         except DataFormatError as error:
             if "pickled objects" not in str(error):
                 raise
@@ -110,48 +106,37 @@ class BufferSubject:
                 "without allow_pickle to look at it"
             ) from error
 
-    def _read(self, state: Mapping[str, Any]) -> None:
-        ensemble = isinstance(state.get("buffers"), list)
-        buffers: list[Mapping[str, Any]] = state["buffers"] if ensemble else [state]
-        if not ensemble and "sampler" not in state and "storage" not in state:
-            raise DataFormatError(
-                f"{self._path} is a checkpoint, but of no buffer: it has {sorted(map(str, state))[:20]}"
-            )
+    def _read(self, buffers: Sequence[CheckpointedBuffer]) -> None:
         for number, buffer in enumerate(buffers):
-            where = f"buffer {number}" if ensemble else ""
-            self._read_buffer(buffer, where)
+            self._read_buffer(buffer, f"buffer {number}" if len(buffers) > 1 else "")
 
-    def _read_buffer(self, buffer: Mapping[str, Any], where: str) -> None:
-        kinds: Mapping[str, str] = buffer.get("kinds") or {}
+    def _read_buffer(self, buffer: CheckpointedBuffer, where: str) -> None:
         label = f"{where}, " if where else ""
-        storage = buffer.get("storage")
-        if storage is None and checkpoint.is_checkpoint(self._path / "storage"):
-            storage = self._opened(self._path / "storage")
-        states = storage.get("storages") if isinstance(storage, Mapping) else None
-        parts: list[Any] = states if isinstance(states, list) else [storage]
+        kinds = {part: buffer.kind(part) for part in ("storage", "writer", "sampler")}
+        states = buffer.storages
         held: list[int] = []
-        for number, part in enumerate(parts):
-            place = f"{label}storage {number}" if isinstance(states, list) else where
-            held.append(self._read_storage(part, place, kinds.get("storage", "")))
+        for number, state in enumerate(states):
+            place = f"{label}storage {number}" if len(states) > 1 else where
+            held.append(self._read_storage(state, place, kinds["storage"]))
         for kind in ("storage", "writer"):
-            if kinds.get(kind):
+            if kinds[kind] != UNKNOWN:
                 self._facts.append((f"{label}{kind}", kinds[kind]))
-        name = f"{label}{kinds.get('sampler', 'sampler')}"
-        self._samplings += samplings_of(buffer.get("sampler"), name, held)
+        name = kinds["sampler"] if kinds["sampler"] != UNKNOWN else "sampler"
+        self._samplings += samplings_of(buffer.sampler, f"{label}{name}", held)
 
-    def _read_storage(self, state: Any, where: str, kind: str) -> int:
+    def _read_storage(self, state: Mapping[str, Any], where: str, kind: str) -> int:
         """Take in a storage; the number of its items."""
         label = f"{where}: " if where else ""
-        items = items_of(state) if isinstance(state, Mapping) else None
+        items = items_of(state)
         if items is None:
-            if isinstance(state, Mapping) and {"name", "split", "steps"} <= set(state):
+            if {"name", "split", "steps"} <= set(state):
                 self._notes.append(
                     f"{label}the data are those of the dataset {state['name']!r} and not in the checkpoint: "
                     "look at the dataset itself"
                 )
                 return int(state["steps"])
-            if not (isinstance(state, Mapping) and state.get("initialized") is False):
-                of = f" ({kind})" if kind else ""
+            if state.get("initialized") is not False:
+                of = f" ({kind})" if kind != UNKNOWN else ""
                 self._notes.append(f"{label}the items{of} are not in the checkpoint in a form that is known")
             return 0
         total = items.log.length * torch.Size(items.columns).numel()
@@ -187,16 +172,16 @@ class BufferSubject:
 
     def _look(self, part: _Part, run: int, number: int) -> Look:
         column, first, length = part.runs[:, run].tolist()
-        rows = _rows(first, min(length, MOST_STEPS), part.items.log.length)
+        rows = rows_of(first, min(length, MOST_STEPS), part.items.log.length)
         columns: dict[Key, npt.NDArray[Any] | list[str]] = {}
         frames: dict[Key, Frames] = {}
         missing = set()
-        for entry in part.items.entries:
+        for entry in part.entries:
             if entry.kind == "image":
                 frames[entry.key] = _frames(part.items, entry.key, first, column)
             elif entry.looked:
                 try:
-                    columns[entry.key] = _joined([part.items.column(entry.key, run, column) for run in rows])
+                    columns[entry.key] = run_of(part.items, entry.key, rows, column)
                 except (KeyError, ValueError):  # items of a list may differ from each other
                     missing.add(entry.key)
         ended = True
@@ -210,7 +195,7 @@ class BufferSubject:
 
     def about(self) -> About:
         """What the checkpoint says of itself."""
-        entries = {entry.key: entry for part in self._parts for entry in part.items.entries}
+        entries = {entry.key: entry for part in self._parts for entry in part.entries}
         parts = [part.runs[2] for part in self._parts]
         lengths = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         return About(
@@ -240,21 +225,17 @@ class BufferSubject:
 
 
 def _part(items: Items, where: str) -> _Part:
-    keys = {entry.key for entry in items.entries if entry.looked}
-    for signal in _SIGNALS:
-        if signal.key not in keys:
-            continue
-        index = TrajectoryIndex(signal)
-        try:
-            index.sync(items)
-        except (RuntimeError, KeyError, TypeError, ValueError):  # of that name, but no signal
-            continue
-        if index.n_trajectories:
-            runs = index.eligible().runs.numpy()
-            order = np.lexsort((runs[1], runs[0]))
-            done = next((key for key in (("next", "done"), ("done",)) if key in keys), None)
-            return _Part(items, runs[:, order], where, True, done)
-    return _Part(items, _stretches(items), where, False, None)
+    entries = tuple(_entry(entry) for entry in items.entries)
+    found = trajectories_of(items)
+    if found is None:
+        return _Part(items, entries, _stretches(items), where, False, None)
+    return _Part(items, entries, found.runs, where, True, found.ends)
+
+
+def _entry(stored: StoredEntry) -> Entry:
+    kind = "tensor" if stored.kind == "object" else stored.kind
+    looked = stored.kind == "image" or (stored.readable and stored.bytes <= MOST_ITEM_BYTES)
+    return Entry(stored.key, kind, stored.shape, stored.dtype, stored.note, looked)
 
 
 def _stretches(items: Items) -> npt.NDArray[np.int64]:
@@ -266,21 +247,6 @@ def _stretches(items: Items) -> npt.NDArray[np.int64]:
     firsts = (starts + oldest) % max(length, 1)
     column = np.repeat(np.arange(columns), len(starts))
     return np.stack([column, np.tile(firsts, columns), np.tile(counts, columns)]).astype(np.int64)
-
-
-def _rows(first: int, number: int, length: int) -> list[slice]:
-    """A run of rows, which may go on at row 0."""
-    if first + number <= length:
-        return [slice(first, first + number)]
-    return [slice(first, length), slice(0, first + number - length)]
-
-
-def _joined(parts: Sequence[npt.NDArray[Any] | list[str]]) -> npt.NDArray[Any] | list[str]:
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], list):
-        return [text for part in parts for text in part]
-    return np.concatenate(parts)
 
 
 def _frames(items: Items, key: Key, first: int, column: int) -> Frames:

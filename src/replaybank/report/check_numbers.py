@@ -104,8 +104,12 @@ def effective(weights: npt.NDArray[np.float64]) -> float:
     >>> effective(np.ones(5)), effective(np.array([1.0, 0.0, 0.0]))
     (5.0, 1.0)
     """
-    total = float(weights.sum())
-    return total * total / float((weights * weights).sum()) if total > 0 else 0.0
+    most = float(weights.max(initial=0.0))
+    if not most > 0:
+        return 0.0
+    shares = weights / most  # the squares of the weights themselves may be infinite, or all zero
+    total = float(shares.sum())
+    return total * total / float((shares * shares).sum())
 
 
 def priority_findings(sampling: Sampling) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import numpy as np
 from replaybank.datasets.openx.sources.base import Key
 from replaybank.datasets.openx.ted import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
 from replaybank.report.findings import Finding, Places, of
-from replaybank.report.look import REWARDS, Entry, Look, name_of
+from replaybank.report.look import LARGEST, REWARDS, Entry, Look, name_of
 
 JUMP: Final = 1.5
 """Times the usual time between two steps: more is a jump. Clocks of robots tremble by less."""
@@ -151,10 +151,11 @@ class Ends:
 
 
 class Finite:
-    """NaN and infinite values."""
+    """NaN and infinite values, and those that are as good as infinite."""
 
     def __init__(self) -> None:
         self._places: dict[Key, Places] = {}
+        self._beyond: set[Key] = set()
 
     def see(self, look: Look) -> None:
         """Look at one more episode. O(values)."""
@@ -162,6 +163,11 @@ class Finite:
             if not isinstance(column, np.ndarray) or column.dtype.kind not in "fc":
                 continue
             bad = ~np.isfinite(column)
+            if column.dtype == np.float64:
+                beyond = ~bad & (np.abs(column) > LARGEST)
+                if beyond.any():
+                    self._beyond.add(key)
+                    bad |= beyond
             if bad.any():
                 step = int(np.nonzero(bad.reshape(len(column), -1).any(1))[0][0])
                 place = f"{episode(look)}, from step {step:,} on"
@@ -171,9 +177,10 @@ class Finite:
         """One an entry."""
         for key, places in sorted(self._places.items()):
             values = "value is" if places.times == 1 else "values are"
+            what = f"NaN, infinite or beyond {LARGEST:g}" if key in self._beyond else "NaN or infinite"
             yield Finding(
                 "problem",
-                f"{places.times:,} {values} NaN or infinite in {name_of(key)}, in "
+                f"{places.times:,} {values} {what} in {name_of(key)}, in "
                 f"{places.count:,} episode{'s' if places.count > 1 else ''}.",
                 "One of them makes every loss and every weight NaN: leave the steps out, or fill the values.",
                 places.times,

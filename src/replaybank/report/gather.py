@@ -27,7 +27,7 @@ from replaybank.report.checks import (
     Times,
 )
 from replaybank.report.findings import LEVELS, MOST_PLACES, Check, Finding
-from replaybank.report.look import REWARDS, About, Look, Roles, short_name
+from replaybank.report.look import REWARDS, About, Look, Roles, short_name, summable
 
 MOST_NUMBERS: Final = 64
 """Of an entry whose distribution is shown: joints fit, embeddings do not."""
@@ -140,7 +140,7 @@ def gather(
                 large.add(key)
             elif room[key] >= column.size:
                 room[key] -= column.size
-                values[key].append(column.reshape(len(column), -1).copy())
+                values[key].append(summable(column.reshape(len(column), -1)).copy())
         for key in roles.texts:
             texts = look.columns.get(key)
             if isinstance(texts, list):
@@ -148,7 +148,7 @@ def gather(
         _note_ends(look, found.ends)
         reward = look.first_of(REWARDS if about.rewarded else ())
         if reward is not None:
-            rewards.append(reward.astype(np.float64))
+            rewards.append(summable(reward.astype(np.float64)))
             returns.append(float(rewards[-1].sum()))
     found.values = {key: _together(parts) for key, parts in values.items() if parts and key not in large}
     found.left_out = [key for key in numbers if key in large]

@@ -40,6 +40,9 @@ MOST_STEPS: Final = 20_000
 LOOKED_STEPS: Final = 100_000
 """Of all episodes together: quantiles of so many are as sharp as a plot can show them."""
 
+LARGEST: Final = 1e100
+"""Of a number whose square, and the sum of many, is still a number: beyond it is as good as infinite."""
+
 MOST_LETTERS: Final = 400
 """Of a text that are shown."""
 
@@ -334,6 +337,17 @@ def spread(count: int, most: int) -> npt.NDArray[np.int64]:
     ([0, 3, 6, 9], [0, 1, 2])
     """
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def summable(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values, but infinite ones for those that are too large to be summed or squared.
+
+    >>> summable(np.array([1.0, -1.5e308])).tolist()
+    [1.0, -inf]
+    """
+    if values.dtype != np.float64 or not (np.abs(values) > LARGEST).any():
+        return values
+    return np.where(np.abs(values) > LARGEST, np.copysign(np.inf, values), values)
 
 
 def as_pixels(frames: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

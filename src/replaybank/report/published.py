@@ -118,7 +118,6 @@ class PublishedSubject:
             self._problems.append(Problem(episode.where, str(error)))
             return None
         self._tally.add(episode)
-        self._note_last(episode)
         for fault, times in ted.faults.items():
             self._faults[fault] = self._faults.get(fault, 0) + times
         self._longest = max(self._longest, episode.length)
@@ -134,13 +133,6 @@ class PublishedSubject:
             elif _looked(self._leaves[key]):
                 columns[key] = column[:MOST_STEPS]
         return Look(number, episode.where, episode.length, columns, frames, ted.missing)
-
-    def _note_last(self, episode: Episode) -> None:
-        """RLDS marks the last step of an episode; readers go by the record, so nobody else notices."""
-        last = episode.steps.get(("is_last",))
-        if isinstance(last, np.ndarray) and last.size == episode.length and not last.reshape(-1)[-1]:
-            what = "is_last is not set on the last step of an episode"
-            self._faults[what] = self._faults.get(what, 0) + 1
 
     def about(self) -> About:
         """What the source says of itself, and how much was looked at."""

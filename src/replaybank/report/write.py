@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from replaybank import checkpoint
+from replaybank.checkpoint_files import write_atomically
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.sources.files import is_url
@@ -88,15 +92,18 @@ def write_report(
         raise FileNotFoundError(f"{target.parent}: there is no such folder to write {target.name} into")
     if episodes < 0:
         raise ValueError(f"episodes={episodes}: give how many episodes can be played, 0 or more")
-    if not max_megabytes > 0:
-        raise ValueError(f"max_megabytes={max_megabytes}: give the size of the page in megabytes, above 0")
+    if not 0 < max_megabytes < math.inf:
+        raise ValueError(
+            f"max_megabytes={max_megabytes}: give the size of the page in megabytes, a number above 0"
+        )
     if seed < 0:
         raise ValueError(f"seed={seed}: give a seed of 0 or more")
-    with _subject(path, split) as subject:
+    # What is too large, or no number, is looked for and told of on the page.
+    with _subject(path, split) as subject, np.errstate(over="ignore", invalid="ignore"):
         page = _page(
             subject, episodes, int(max_megabytes * 1e6), seed, on_progress or (lambda done, of: None)
         )
-    checkpoint.write_atomically(target, page)
+    write_atomically(target, page)
     return target
 
 

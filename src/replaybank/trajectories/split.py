@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, reduce
+from itertools import compress
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+)
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
-from replaybank.storages._tensordict import build, entries, entries_to_set, is_plain
-from replaybank.storages.table import movable
+from replaybank.storages._tensordict import build, entries, entries_to_set, is_plain, stack_of
+from replaybank.storages.torch_indexing import movable
 
 NestedKey: TypeAlias = "str | tuple[str, ...]"
 
@@ -32,12 +39,16 @@ def split_trajectories(
     A trajectory ends where its identity changes, or else where it is done; always at the end of the last
     dimension. Memory: ``trajectories * T_max`` steps, with ``as_nested`` as many as there are.
 
+    Steps that an entry ``mask`` says are filled in, as those of a stream with ``pad`` or of rows that were
+    split before, are of no trajectory: they are left out, and the steps on either side are kept apart.
+
     Args:
         td: ``[*batch, T]``, for instance a sample of a ``SliceSampler``, ``[B]``. It is not changed.
         prefix: under which key ``traj_ids`` are looked for and ``mask`` and ``traj_ids`` are written:
             ``"collector"`` if that is there, else none.
         trajectory_key: key of the identity of each step's trajectory; by default ``traj_ids`` under the
-            prefix, if it is there and no ``done_key`` is named. ``mask`` is written beside it.
+            prefix, if it is there and no ``done_key`` is named. ``mask`` is written beside it, and looked for
+            there and at the root: bool ``[*batch, T]`` or ``[*batch, T, 1]``, anything else is data.
         done_key: name of the bool that ends trajectories, looked up under ``"next"``, then at the root. By
             default the truncated or done ones.
         as_nested: give nested (jagged) tensors ``[trajectories, *]`` instead of padded ones, without a mask.
@@ -49,7 +60,7 @@ def split_trajectories(
 
     Raises:
         KeyError: no key says where trajectories end; the keys there are are named.
-        ValueError: ``td`` has no batch dimension or no steps.
+        ValueError: ``td`` has no batch dimension or no steps, or all are filled in.
 
     Example:
         >>> import torch
@@ -66,26 +77,36 @@ def split_trajectories(
     root = _root(td, prefix) if trajectory_key is None else _path(trajectory_key)[:-1]
     ids_key = (*root, "traj_ids") if trajectory_key is None else _path(trajectory_key)
     ends, identified = _ends(td, ids_key, trajectory_key is not None, done_key)
+    ends = ends.clone()
+    ends[..., -1] = True  # a row of the batch ends what is open in it
+    ends = ends.reshape(-1)
+    kept = _not_filled(td, root)
+    if kept is not None:
+        ends[:-1] |= ~kept[1:]
+        ends = ends[kept]
+    texts: dict[tuple[str, ...], list[Any]] = {}
+    if kept is not None or not is_plain(td):
+        td = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1)
+        texts = {} if as_nested else _texts(td)
+        if texts:
+            td = td.exclude(*texts)
+        if kept is not None:
+            td = td[kept]
     lie = _Rows(ends)
     new = {} if identified else {ids_key: lie.numbers}
-    plain = is_plain(td)
-    if not plain:
-        td = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1).copy()
-        for key, value in new.items():
-            td.set(key, value)
+    made, batch = (lie.nested, torch.Size([lie.count])) if as_nested else (lie.padded, lie.mask.shape)
+    rows: TensorDictBase
+    if is_plain(td):
+        rows = _each(cast(TensorDict, td), made, batch, td.batch_dims)
+    else:
+        rows = cast(TensorDictBase, td.apply(made, batch_size=batch)) if as_nested else lie.indexed(td)
+    _set(rows, {key: made(value) for key, value in new.items()})
     if as_nested:
-        made, batch = lie.nested, torch.Size([lie.count])
-    else:
-        made, batch = lie.padded, lie.mask.shape
-    if plain:
-        rows = _each(td, made, batch, td.batch_dims)
-        _set(rows, {key: made(value) for key, value in new.items()})
-    elif as_nested:
-        rows = cast(TensorDictBase, td.apply(made, batch_size=batch))
-    else:
-        rows = lie.indexed(td)
-    if not as_nested:
-        _set(rows, {(*root, "mask"): lie.mask})
+        return rows
+    for key, values in texts.items():
+        steps = values if kept is None else list(compress(values, kept.tolist()))
+        rows.set(key, _rows_of(steps, lie.lengths.tolist(), lie.mask.shape[1]))
+    _set(rows, {(*root, "mask"): lie.mask})
     return rows
 
 
@@ -95,19 +116,17 @@ class _Rows:
     The few numbers that say so are worked out in NumPy: torch would take longer for them than for the rows.
 
     Args:
-        ends: bool ``[*batch, T]``, on any device: whether a trajectory ends with each step.
+        ends: bool ``[steps]``, on any device: whether a trajectory ends with each step, as with the last.
     """
 
     def __init__(self, ends: Tensor) -> None:
-        flags = ends.cpu().numpy().copy()
-        flags[..., -1] = True  # a row of the batch ends what is open in it
-        last = np.flatnonzero(flags)
+        last = np.flatnonzero(ends.cpu().numpy())
         self._first = np.concatenate([[0], last[:-1] + 1])
-        self._last, self._lengths = last, last + 1 - self._first
+        self._last, self.lengths = last, last + 1 - self._first
         self.count = len(last)
         self.device = ends.device
-        self._there = np.arange(int(self._lengths.max())) < self._lengths[:, None]
-        self._even = self._there.size == flags.size  # equally long: steps lie as they are to lie
+        self._there = np.arange(int(self.lengths.max())) < self.lengths[:, None]
+        self._even = self._there.size == ends.numel()  # equally long: steps lie as they are to lie
         self.mask = self._here(self._there)
 
     def _here(self, numbers: npt.NDArray[Any]) -> Tensor:
@@ -117,7 +136,7 @@ class _Rows:
     @property
     def numbers(self) -> Tensor:
         """Of which trajectory each step is, int64 ``[steps]``."""
-        return self._here(np.repeat(np.arange(self.count), self._lengths))
+        return self._here(np.repeat(np.arange(self.count), self.lengths))
 
     @cached_property
     def _places(self) -> Tensor:
@@ -227,3 +246,37 @@ def _flags(value: Tensor, batch: torch.Size) -> Tensor:
     if flags.numel() == batch.numel():
         return flags.reshape(batch)
     return flags.reshape(*batch, -1).any(-1)
+
+
+def _not_filled(td: TensorDictBase, root: tuple[str, ...]) -> Tensor | None:
+    """Which steps are no filling, bool ``[steps]``; None: nothing says that any is."""
+    for key in dict.fromkeys([(*root, "mask"), ("mask",)]):
+        mask = _at(td, key)
+        if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.numel() == td.batch_size.numel():
+            kept = mask.reshape(-1)
+            if not kept.any():
+                raise ValueError(f"There are no steps to split: {key} says that all of them are filled in.")
+            return None if kept.all() else kept
+    return None
+
+
+def _texts(flat: TensorDictBase, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], list[Any]]:
+    """Plain values that differ from step to step, by key: tensordict would copy each of them, for 20 us."""
+    found = {}
+    for name, entry in flat.items():
+        if isinstance(entry, NonTensorStack):
+            if entry.ndim == 1:
+                found[(*path, name)] = list(entry.tensordicts)
+        elif isinstance(entry, TensorDict):
+            found.update(_texts(entry, (*path, name)))
+    return found
+
+
+def _rows_of(values: list[Any], lengths: list[int], longest: int) -> NonTensorStack:
+    """Rows of values that lie end to end, the last one of each repeated up to the longest row's length."""
+    rows, start = [], 0
+    for length in lengths:
+        row = values[start : start + length]
+        rows.append(stack_of(row + row[-1:] * (longest - length)))
+        start += length
+    return NonTensorStack(*rows)

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from uuid import uuid4
 
+from replaybank.checkpoint_files import replacing
 from replaybank.view.blueprint import layout
+from replaybank.view.drain import Drain
 from replaybank.view.episode import Key, RecordedEpisode, chosen_cameras
 from replaybank.view.opening import open_episode
-from replaybank.view.recording import record, rerun
+from replaybank.view.recording import record, rerun, sayable
 
 __all__ = ["RecordedEpisode", "open_episode", "refuse_without_display", "save_recording", "show_recording"]
 
@@ -67,20 +68,15 @@ def save_recording(
         raise FileNotFoundError(f"{file.parent}: there is no such folder")
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder: give the name of a file")
-    temporary = file.with_name(f".{file.name}.{uuid4().hex}.tmp")
-    try:
-        recording = rr.RecordingStream(APPLICATION, recording_id=_title(episode))
-        recording.save(temporary)
+    recording = rr.RecordingStream(APPLICATION, recording_id=_title(episode))
+    with replacing(file) as opened, Drain(opened) as drain:
+        recording.save(drain.path)
         try:
             left_out = record(episode, recording, chosen, compress=compress, progress=progress)
             recording.send_blueprint(layout(episode, chosen, left_out))
             recording.flush()
         finally:
-            recording.disconnect()
-        os.replace(temporary, file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            recording.disconnect()  # the drain waits for it
     return left_out
 
 
@@ -149,4 +145,4 @@ def _viewer() -> str | None:
 
 
 def _title(episode: RecordedEpisode) -> str:
-    return f"{episode.name} episode {episode.number}"
+    return sayable(f"{episode.name} episode {episode.number}")

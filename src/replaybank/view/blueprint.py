@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from replaybank.view.episode import Key, RecordedEpisode
-from replaybank.view.recording import EVENTS, FACTS, STEP, entity, rerun
+from replaybank.view.recording import EVENTS, FACTS, STEP, entity, rerun, sayable
 
 if TYPE_CHECKING:
     import rerun.blueprint as rrb
@@ -41,8 +41,10 @@ def layout(
     shown = sorted(episode.cameras if cameras is None else cameras)
     drawn = [key for key in episode.numbers if key not in left_out and key[-1] not in _NOT_DRAWN]
     drawn.sort(key=lambda key: _FIRST.index(key[0]) if key[0] in _FIRST else len(_FIRST))
-    images: list[Any] = [rrb.Spatial2DView(origin=entity(key), name="/".join(key)) for key in shown]
-    texts: list[Any] = [rrb.TextDocumentView(origin=entity(key), name="/".join(key)) for key in episode.texts]
+    images: list[Any] = [rrb.Spatial2DView(origin=entity(key), name=sayable("/".join(key))) for key in shown]
+    texts: list[Any] = [
+        rrb.TextDocumentView(origin=entity(key), name=sayable("/".join(key))) for key in episode.texts
+    ]
     texts.append(rrb.TextDocumentView(origin=FACTS, name="episode"))
     curves = [_curves(key, episode.numbers[key].size // episode.length) for key in drawn]
     ends = rrb.TextLogView(origin=EVENTS, name="ends")
@@ -70,4 +72,4 @@ def _curves(key: Key, series: int) -> Any:
     import rerun.blueprint as rrb
 
     legend = rrb.PlotLegend(visible=1 < series <= MOST_NAMED)
-    return rrb.TimeSeriesView(origin=entity(key), name="/".join(key), plot_legend=legend)
+    return rrb.TimeSeriesView(origin=entity(key), name=sayable("/".join(key)), plot_legend=legend)

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from replaybank.buffers.checkpointed import CheckpointedBuffer
+from replaybank.buffers.stored_items import Items, items_of
+from replaybank.buffers.stored_trajectories import rows_of, run_of, trajectories_of
 from replaybank.errors import DataFormatError
-from replaybank.samplers.slicing import Slicing
-from replaybank.storages.base import Storage
 from replaybank.view.episode import Camera, Frames, Key, RecordedEpisode, no_such_episode
 
-SMALLEST_IMAGE = 8
-"""Pixels a side: smaller arrays of bytes are taken for something else."""
-DECODED_BYTES = 1 << 24
-"""Pixels read at a time."""
+READ_BYTES = 1 << 24
+"""Of pixels that are read at a time."""
+IN_MEMORY = 1 << 30
+"""Bytes of a camera's frames from which on they wait in a temporary file instead of memory."""
 
 _BEFORE = ("done", "terminated", "truncated")
+_DAMAGE = (LookupError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
 def buffer_episode(buffers: Sequence[CheckpointedBuffer], where: str, number: int) -> RecordedEpisode:
     """A trajectory of a checkpointed buffer; of an ensemble, those of its buffers one after the other.
 
-    O(items): everything is loaded.
+    O(rows) for where trajectories end, and the bytes of this one, which are read at once: the checkpoint is
+    not needed afterwards.
 
     Args:
         buffers: as they were saved.
@@ -35,126 +37,105 @@ def buffer_episode(buffers: Sequence[CheckpointedBuffer], where: str, number: in
 
     Raises:
         IndexError: there is no such trajectory.
-        DataFormatError: nothing in the buffer says where trajectories end.
+        DataFormatError: nothing in the buffer says where trajectories end; it is damaged.
     """
+    parts = [(saved, state) for saved in buffers for state in saved.storages]
     before = 0
-    for part, saved in enumerate(buffers):
+    for part, (saved, state) in enumerate(parts):
         try:
-            storage = saved.load_storage()
-        except TypeError as error:
-            raise DataFormatError(f"{where}: there are no episodes to look at: {error}") from None
-        runs = _trajectories(storage, where)
-        if 0 <= number - before < runs.shape[1]:
-            column, row, length = runs[:, number - before].tolist()
-            of = f"{where}, buffer {part} of {len(buffers)}" if len(buffers) > 1 else where
-            return _episode(storage, column, row, length, number, of)
-        before += runs.shape[1]
+            items = items_of(state)
+            if items is None:
+                if saved.capacity is None or state.get("initialized") is not False:
+                    raise DataFormatError(f"{where}: there are no episodes to look at: {_instead(saved)}")
+                continue
+            found = trajectories_of(items) if items.log.length else None
+        except _DAMAGE as error:
+            raise DataFormatError(f"{where} is damaged: {error!r}") from error
+        if found is None:
+            if not items.log.length:
+                continue
+            keys = ", ".join("/".join(entry.key) for entry in items.entries)
+            raise DataFormatError(
+                f"{where}: nothing says where episodes end: there is neither ('next', 'done') nor 'episode' "
+                f"among its entries {keys or '(a tensor without a name)'}"
+            )
+        if 0 <= number - before < found.runs.shape[1]:
+            column, row, length = found.runs[:, number - before].tolist()
+            of = f"{where}, buffer {part} of {len(parts)}" if len(parts) > 1 else where
+            return _episode(items, column, row, length, number, of)
+        before += found.runs.shape[1]
     raise no_such_episode(where, number, before)
 
 
-def _trajectories(storage: Storage, where: str) -> Tensor:
-    """Column, first row and length of each trajectory, int64 ``[3, n]``, in the order of the storage."""
-    if not len(storage):
-        return torch.empty(3, 0, dtype=torch.int64)
-    try:
-        index = Slicing(None, None, None, None).index_of(storage)
-    except (KeyError, RuntimeError) as error:
-        keys = ", ".join("/".join(key) for key in storage.leaf_keys())
-        raise DataFormatError(
-            f"{where}: nothing says where episodes end: there is neither ('next', 'done') nor 'episode' "
-            f"among its entries {keys or '(a tensor without a name)'}"
-        ) from error
-    index.sync(storage)
-    return index.eligible().runs
+def _instead(saved: CheckpointedBuffer) -> str:
+    what = f"the dataset {saved.dataset!r}" if saved.dataset else f"a {saved.kind('storage')}"
+    return f"the buffer's storage is {what}, which has no items in the checkpoint"
 
 
-def _episode(
-    storage: Storage, column: int, row: int, length: int, number: int, where: str
-) -> RecordedEpisode:
-    rows = (row + torch.arange(length)) % storage.rows
+def _episode(items: Items, column: int, row: int, length: int, number: int, where: str) -> RecordedEpisode:
+    rows = rows_of(row, length, items.log.length)
     numbers: dict[Key, npt.NDArray[np.generic]] = {}
+    texts: dict[Key, Sequence[str]] = {}
     cameras: dict[Key, Camera] = {}
-    keys = storage.leaf_keys()
-    for key in keys:
-        if key[:-1] == () and key[0] in _BEFORE and ("next", key[0]) in keys:
+    keys = {entry.key for entry in items.entries}
+    for entry in items.entries:
+        key = entry.key
+        if key[:-1] == () and key and key[0] in _BEFORE and ("next", key[0]) in keys:
             continue  # of the step before
-        if key[0] == "next" and key[1:] in keys and key[-1] not in _BEFORE:
+        if key and key[0] == "next" and key[1:] in keys and key[-1] not in _BEFORE:
             continue  # the next step has it too
-        columns = storage.columns
-        one = storage.read_leaf(key, rows[:1])
-        shape = one.shape[1 + len(columns) :]
-        how = image_form(tuple(shape), one.dtype)
-        if how is None:
-            values = _column(storage.read_leaf(key, rows), columns, column)
-            numbers[key or ("data",)] = _as_numpy(values)
-        else:
-            cameras[key] = BufferCamera(storage, key, rows, column, how)
-    facts = {"from": where, "rows": f"{row} to {int(rows[-1])} of {storage.rows}"}
-    if storage.columns:
+        name = key or ("data",)
+        if entry.kind == "image":
+            cameras[name] = BufferCamera(items, key, rows, column)
+        elif entry.readable:
+            try:
+                values = run_of(items, key, rows, column)
+            except (KeyError, ValueError):  # items of a list may differ from each other
+                continue
+            if isinstance(values, np.ndarray):
+                numbers[name] = values
+            else:
+                texts[name] = values
+    last = (row + length - 1) % items.log.rows
+    facts = {"from": where, "rows": f"{row} to {last} of {items.log.rows}"}
+    if items.columns:
         facts["column"] = str(column)
-    return RecordedEpisode(where, number, length, numbers, cameras=cameras, facts=facts)
-
-
-def _column(values: Tensor, columns: tuple[int, ...], column: int) -> Tensor:
-    """``[T, *shape]`` of one column of ``[T, *columns, *shape]``."""
-    return values.reshape(values.shape[0], -1, *values.shape[1 + len(columns) :])[:, column]
-
-
-def _as_numpy(values: Tensor) -> npt.NDArray[np.generic]:
-    plain = values.detach()
-    if plain.dtype in (torch.bfloat16,) or (plain.element_size() == 1 and plain.is_floating_point()):
-        plain = plain.float()
-    return plain.numpy()
-
-
-def image_form(shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    """How an entry of bytes is an image: ``"HW"``, ``"HWC"``, ``"CHW"``, ``"stack"`` of grey ones, or not.
-
-    >>> image_form((3, 64, 64), torch.uint8), image_form((4, 84, 84), torch.uint8)
-    ('CHW', 'stack')
-    >>> image_form((64, 64, 3), torch.uint8), image_form((64, 64, 3), torch.float32)
-    ('HWC', None)
-    """
-    if dtype != torch.uint8:
-        return None
-    if len(shape) == 2 and min(shape) >= SMALLEST_IMAGE:
-        return "HW"
-    if len(shape) != 3:
-        return None
-    if shape[2] in (1, 3, 4) and min(shape[:2]) >= SMALLEST_IMAGE:
-        return "HWC"
-    if min(shape[1:]) < SMALLEST_IMAGE:
-        return None
-    return "CHW" if shape[0] in (1, 3) else "stack" if shape[0] < SMALLEST_IMAGE else None
+    return RecordedEpisode(where, number, length, numbers, texts, cameras, facts=facts)
 
 
 class BufferCamera:
-    """The frames of an entry over a trajectory; of stacked frames the last one.
+    """The frames of an entry over a trajectory, read when this is made; of stacked frames the last one.
 
     Args:
-        storage: in which they are.
+        items: in which they are.
         key: of the entry.
-        rows: int64 ``[T]``, the trajectory.
+        rows: of the trajectory, from :func:`~replaybank.buffers.stored_trajectories.rows_of`.
         column: in which it lies.
-        how: from :func:`image_form`.
+
+    Raises:
+        DataFormatError: a frame cannot be decoded.
     """
 
     depth = lossy = False
 
-    def __init__(self, storage: Storage, key: Key, rows: Tensor, column: int, how: str) -> None:
-        self._storage, self._key, self._rows, self._place, self._how = storage, key, rows, column, how
+    def __init__(self, items: Items, key: Key, rows: Sequence[slice], column: int) -> None:
+        steps = [row for run in rows for row in range(run.start, run.stop)]
+        first = items.frames(key, steps[:1], column)
+        self._at_a_time = max(1, READ_BYTES // max(1, first.nbytes))
+        self._pixels = _room((len(steps), *first.shape[1:]), first.dtype)
+        for start in range(0, len(steps), self._at_a_time):
+            chosen = steps[start : start + self._at_a_time]
+            self._pixels[start : start + len(chosen)] = items.frames(key, chosen, column)
 
     def parts(self) -> Iterator[tuple[int, Frames]]:
         """All frames, as pixels."""
-        one = self._storage.read_leaf(self._key, self._rows[:1])
-        count = max(1, DECODED_BYTES // max(one.nbytes, 1))
-        for first in range(0, len(self._rows), count):
-            values = self._storage.read_leaf(self._key, self._rows[first : first + count])
-            pixels = _column(values, self._storage.columns, self._place).numpy()
-            if self._how == "HW":
-                pixels = pixels[..., None]
-            elif self._how == "CHW":
-                pixels = pixels.transpose(0, 2, 3, 1)
-            elif self._how == "stack":
-                pixels = pixels[:, -1, :, :, None]
-            yield first, np.ascontiguousarray(pixels)
+        for start in range(0, len(self._pixels), self._at_a_time):
+            yield start, self._pixels[start : start + self._at_a_time]
+
+
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Memory, or a file that goes away with it."""
+    if np.prod(shape) * dtype.itemsize <= IN_MEMORY:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype, "w+", shape=shape)

@@ -49,6 +49,7 @@ def converted_episode(dataset: DatasetStorage, number: int) -> RecordedEpisode:
         numbers,
         texts,
         dict[Key, Camera](cameras),
+        manifest.dim_names,
         rate=None if known is None else known.hz,
         facts={name: str(value) for name, value in facts.items()},
     )

@@ -75,7 +75,7 @@ def record(
     _record_ends(recording, episode, timelines)
     facts = "\n".join(f"{name}: {value}" for name, value in episode.facts.items())
     title = f"{episode.name}, episode {episode.number}: {episode.length} steps"
-    recording.log(FACTS, rr.TextDocument(f"{title}\n{facts}"), static=True)
+    recording.log(FACTS, rr.TextDocument(sayable(f"{title}\n{facts}")), static=True)
     chosen = list(episode.cameras) if cameras is None else cameras
     with Bar("Recording", "frame", len(chosen) * episode.length, show=progress) as bar:
         for key in chosen:
@@ -85,7 +85,7 @@ def record(
 
 def entity(key: Key) -> str:
     """The entity that an entry becomes."""
-    return str(rerun().new_entity_path(list(key)))
+    return str(rerun().new_entity_path([sayable(part) for part in key]))
 
 
 class _Timelines:
@@ -123,7 +123,7 @@ def _record_numbers(
         names = [",".join(map(str, index)) for index in np.ndindex(values.shape[1:])]
     if width == 1:
         names = [key[-1]]
-    recording.log(path, rr.SeriesLines(names=list(names)), static=True)
+    recording.log(path, rr.SeriesLines(names=[sayable(name) for name in names]), static=True)
     return True
 
 
@@ -132,9 +132,19 @@ def _record_texts(
 ) -> None:
     """Each text where it begins: a text stays until there is another."""
     rr = rerun()
+    texts = [sayable(text) for text in texts]
     steps = [step for step, text in enumerate(texts) if step == 0 or text != texts[step - 1]]
     columns = rr.TextDocument.columns(text=[texts[step] for step in steps])
     recording.send_columns(entity(key), timelines.of(np.array(steps)), columns)
+
+
+def sayable(text: str) -> str:
+    r"""Text without halves of letters, which Rerun does not take; it would leave out all texts with one.
+
+    >>> sayable("a\ud800")
+    'a?'
+    """
+    return text.encode("utf-8", "replace").decode()
 
 
 def _record_ends(recording: rr.RecordingStream, episode: RecordedEpisode, timelines: _Timelines) -> None:

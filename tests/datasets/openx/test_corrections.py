@@ -117,6 +117,19 @@ def test_dropping_the_last_step_keeps_what_it_says_of_the_end(tmp_path: Path) ->
         convert(rlds, tmp_path / "other", last_step="cut")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_last", [[False, False, True], [False, False, False]])
+def test_dropping_the_last_step_moves_its_mark_and_invents_none(is_last: list[bool]) -> None:
+    flag = FieldSpec("tensor", (), np.dtype(bool))
+    fields: dict[Key, FieldSpec] = {
+        ("action",): FieldSpec("tensor", (1,), np.dtype("float32")),
+        ("is_last",): flag,
+    }
+    steps: dict[Key, Any] = {("action",): np.zeros((3, 1), np.float32), ("is_last",): np.array(is_last)}
+    dropped = corrected(MemorySource([[Episode(steps, 3, "here")]], fields), last_step="drop")
+    (episode,) = dropped.episodes(dropped.shards()[0])
+    assert np.asarray(episode.steps["is_last",]).tolist() == is_last[1:]
+
+
 def test_dropping_leaves_the_source_as_it_is_and_goes_to_workers() -> None:
     fields: dict[Key, FieldSpec] = {("action",): FieldSpec("tensor", (1,), np.dtype("float32"))}
     actions = np.zeros((3, 1), np.float32)

@@ -13,10 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from lerobot_files import write_lerobot
 from memory_source import FIELDS, MemorySource, episode
-from replaybank import OpenXMixture
-from replaybank.datasets.openx.mixture import published
+from replaybank import Normalize, OpenXMixture
+from replaybank.datasets.openx.proportions import published
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
+from replaybank.demo.arm import write_arm_dataset
+from replaybank.errors import DataFormatError
 
 
 def source(name: str, count: int, *, without: tuple[Key, ...] = (), wide: bool = False) -> MemorySource:
@@ -185,9 +188,126 @@ def test_stored_datasets_have_statistics_each(tmp_path: Path) -> None:
         mixture().stats()
 
 
+TRAINED = [0, 2, 3, 5]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_mixture_is_brought_to_scale_after_it_was_made(streaming: bool, tmp_path: Path) -> None:
+    mixed = mixture() if streaming else stored(tmp_path)
+    plain = mixture() if streaming else stored(tmp_path)
+    made = mixed.normalize(episodes=TRAINED)
+    stats = mixed.stats(episodes=TRAINED)
+    assert list(made) == ["a", "b"]
+    assert set(made["a"].keys) == {("action",), ("observation", "state")}
+    for key in made["b"].keys:
+        held = torch.cat([torch.from_numpy(episode(n, 6).steps[key]) for n in TRAINED])
+        torch.testing.assert_close(stats["b"][key].mean, held.double().mean(0))
+        assert stats["b"][key].count == 24
+    for _ in range(3):
+        batch, raw = mixed.sample(), plain.sample()
+        assert numbers(batch) == numbers(raw)
+        assert torch.equal(batch["next", "reward"], raw["next", "reward"])
+        for place, name in enumerate(mixed.names):
+            here = raw["dataset"] == place
+            expected = Normalize(stats[name])(raw[here])
+            keys: list[Any] = ["action", ("observation", "state"), ("next", "observation", "state")]
+            for key in keys:
+                assert torch.equal(batch[here][key], expected[key])
+    mixed.normalize(["action"], episodes=dict.fromkeys(mixed.names, range(6)))  # instead of the first one
+    state = ("observation", "state")
+    assert torch.equal(mixed.sample()[state], plain.sample()[state])
+    for opened in (mixed, plain):
+        opened.close()
+
+
+def test_what_cannot_be_normalised_leaves_a_mixture_as_it_was(tmp_path: Path) -> None:
+    mixed, plain = mixture(keys=["action"]), mixture(keys=["action"])
+    with pytest.raises(RuntimeError, match="Say which episodes"):
+        mixed.normalize()
+    with pytest.raises(IndexError, match="Episode 6 is out of range: there are 6"):
+        mixed.normalize(episodes=range(9))
+    with pytest.raises(KeyError, match="speed"):
+        mixed.normalize(["speed"], episodes=[0])
+    with pytest.raises(ValueError, match=r"episodes names \['c'\]"):
+        mixed.normalize(episodes={"c": [0]})
+    with pytest.raises(ValueError, match="the mask of"):
+        mixed.normalize(episodes=[0], mask={"a": {"action": torch.ones(3, dtype=torch.bool)}})
+    with pytest.raises(ValueError, match="is not the same in all datasets"):
+        mixed.append_transform(lambda batch: batch.set("action", batch["action"].int()), "a")
+    with pytest.raises(ValueError, match="no dataset 'c'"):
+        mixed.append_transform(same, "c")
+    with pytest.raises(TypeError, match="got a int"):
+        mixed.append_transform(3)  # type: ignore[arg-type]
+    assert torch.equal(mixed.sample()["action"], plain.sample()["action"])
+    for opened in (mixed, plain):
+        opened.close()
+
+
+def test_transforms_are_appended_for_a_dataset_or_for_batches() -> None:
+    def doubled(batch: Any) -> Any:
+        return batch.set("action", batch["action"] * 2)
+
+    def marked(batch: Any) -> Any:
+        return batch.set("twice", batch["action"] * 2)
+
+    mixed, plain = mixture(transforms={"b": doubled}), mixture()
+    assert mixed.append_transform(doubled, "b").append_transform(marked, "b") is mixed
+    assert mixed.left_out["twice",] == "a has none, b has torch.float64 [2]"
+    mixed.append_transform(marked, "a").append_transform(doubled)
+    batch, raw = mixed.sample(), plain.sample()
+    scale = torch.tensor([2.0, 8.0])[batch["dataset"].long()]
+    assert torch.equal(batch["action"], raw["action"] * scale[:, None])
+    assert torch.equal(batch["twice"], batch["action"])
+    for opened in (mixed, plain):
+        opened.close()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_dataset_that_lacks_files_can_be_mixed_if_that_is_said_of_it(
+    streaming: bool, tmp_path: Path
+) -> None:
+    whole = write_lerobot(tmp_path / "whole", "v2.1", [4, 5], None)
+    lacking = write_lerobot(tmp_path / "lacking", "v2.1", [4, 5, 6], None)
+    (lacking / "data/chunk-000/episode_000001.parquet").unlink()
+    arguments: dict[str, Any] = {"source": {"a": whole, "b": lacking}, "streaming": streaming}
+    with pytest.raises(FileNotFoundError, match="pass allow_missing=True"):
+        mixture(root=tmp_path / "first", **arguments)
+    with pytest.raises(FileNotFoundError, match="pass allow_missing=True"):
+        mixture(root=tmp_path / "second", allow_missing={"a": True}, **arguments)
+    for said in (True, {"b": True}):
+        mixed = mixture(root=tmp_path / "made", allow_missing=said, **arguments)
+        assert [dataset.num_episodes for dataset in mixed.datasets] == [2, 2]
+        assert len(mixed.sample()) == 12
+        mixed.close()
+
+
+def test_what_a_dataset_is_read_by_is_said_for_all_or_for_each(tmp_path: Path) -> None:
+    spoilt = source("a", 6)
+    spoilt.records[1][0] = DataFormatError("no record")  # type: ignore[index]
+    arm = write_arm_dataset(tmp_path / "arm/1.0.0", episodes=2)
+    arguments: dict[str, Any] = {
+        "datasets": {"a": 1.0, "arm": 1.0},
+        "source": {"a": spoilt, "arm": arm},
+        "root": tmp_path / "made",
+        "streaming": False,
+    }
+    camera = ("observation", "image")
+    mixed = mixture(on_error={"a": "skip"}, image_keys={"a": []}, images={"arm": "encoded"}, **arguments)
+    first, second = mixed.datasets
+    assert (first.num_episodes, len(first.skipped), second.num_episodes) == (5, 1, 2)
+    assert mixed.left_out[camera] == "a has none, arm has torch.uint8 [3, 64, 64]"
+    assert second.dataset.encoded_frames(camera) is not None
+    blind = mixture(on_error="skip", image_keys=[], **{**arguments, "root": tmp_path / "blind"})
+    assert camera not in {**dict.fromkeys(blind.keys), **blind.left_out}
+    with pytest.raises(ValueError, match="'val'"):
+        mixture(split={"arm": "val"}, **{**arguments, "streaming": True})
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
+        ({"split": {"c": "test"}}, ValueError, r"split names \['c'\], the mixture has \['a', 'b'\]"),
+        ({"on_error": {"a": "x"}}, ValueError, "on_error must be 'raise' or 'skip', got 'x'"),
         ({"datasets": {}}, ValueError, "give ids with weights"),
         ({"datasets": {"a": 0.0}, "source": {}}, ValueError, "weight of 'a' is 0.0"),
         ({"datasets": {"a": float("nan")}, "source": {}}, ValueError, "weight of 'a' is nan"),

@@ -159,6 +159,28 @@ def test_where_the_way_is_lost_the_rest_of_the_shard_is_left_out() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:left out")
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_behind_the_last_record_nothing_is_left_out(world_size: int) -> None:
+    lost = MemorySource(source(damaged=(7,)).records, lengths_lost=True)
+    ranks = [
+        stream(source=lost, shuffle=False, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
+    assert sorted(n for rank in ranks for n in numbers(rank)) == [0, 1, 2, 3, 4, 5, 6]
+    assert [(skipped.shard, skipped.record) for rank in ranks for skipped in rank.skipped] == [("shard-1", 3)]
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_a_conversion_counts_a_last_record_that_is_cut_short_once(tmp_path: Path) -> None:
+    path = write_arm_dataset(tmp_path / "arm", episodes=4, shards=2)
+    shard = sorted(path.glob("*.tfrecord-*"))[0]
+    shard.write_bytes(shard.read_bytes()[:-5])
+    stored = OpenXExperienceReplay(
+        "arm", streaming=False, source=path, root=tmp_path / "root", on_error="skip"
+    )
+    assert (stored.num_episodes, [skipped.record for skipped in stored.skipped]) == (3, [1])
+
+
+@pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize("frames", [True, False])
 def test_a_dataset_of_which_nothing_can_be_read_is_an_error_in_the_end(frames: bool) -> None:
     dataset = stream(3, source=source(damaged=range(8), frames=frames), buffer_bytes=0)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from memory_source import FIELDS, Frames, MemorySource, episode
 from replaybank.datasets.openx.nest import unnest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.slabs import Slabs
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec
 from replaybank.demo.arm import write_arm_dataset
 from replaybank.storages.batch_memory import BatchMemory
 
@@ -62,6 +64,31 @@ def test_slices_are_the_same_however_many_make_a_batch_and_batches_stay_as_they_
     assert at == len(wanted)
     alone.close()
     together.close()
+
+
+def test_an_episode_without_a_camera_has_zeros_and_no_frames_of_earlier_batches() -> None:
+    image = ("observation", "image")
+    fields = {**FIELDS, image: FieldSpec("image", (96, 96, 3), np.dtype("uint8"))}
+    episodes = []
+    for number in range(21):
+        steps = dict(episode(number, 10).steps)
+        steps[image] = Frames(np.full((10, 96, 96, 3), 1 + number, np.uint8))
+        if number % 5 == 1:
+            del steps[image]
+        missing = frozenset() if image in steps else frozenset({image})
+        episodes.append(Episode(steps, 10, f"record {number}", missing=missing))
+    dataset = OpenXExperienceReplay(
+        "arm", source=MemorySource([episodes], fields), shuffle=False, slice_len=8, prefetch=0
+    )
+    for _ in range(12):
+        batch = dataset.sample(32)  # the memory of the one before serves the next but one
+        number = batch["episode"]
+        wanted = torch.where(number % 5 == 1, 0, 1 + number)[:, None]
+        known = batch["next", "valid"]
+        assert bool((batch[image].flatten(1) == wanted).all())
+        assert bool((batch["next", image].flatten(1) == torch.where(known, wanted, 0)).all())
+        del batch
+    dataset.close()
 
 
 def test_frames_of_a_batch_are_not_copied_to_be_joined(arm: Path) -> None:

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
 from memory_source import FIELDS, MemorySource, episode
-from replaybank import TensorDictReplayBuffer
+from replaybank import TensorDictReplayBuffer, split_trajectories
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.nest import unnest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
@@ -301,6 +301,23 @@ def test_short_trajectories_are_filled_up_and_marked(pad: float) -> None:
     assert first["step"].tolist() == [0, 1, 2, -1, -1]
     assert first["language_instruction"][3:] == ["", ""]
     assert first["language_instruction"][:3] == ["text 0"] * 3
+
+
+def test_filled_batches_split_into_what_is_real_by_their_mask() -> None:
+    """C81."""
+    padded = stream(20, source=source_of(4, 2), slice_len=5, pad=7)
+    whole = stream(None, source=source_of(4, 2), slice_len=5, strict_length=False, shuffle=False)
+    expected = {int(batch["episode"][0]): len(batch) for batch in whole}
+    assert min(expected.values()) < 5 <= max(expected.values())
+    batch = padded.sample()
+    rows = split_trajectories(batch)
+    assert len(rows) == 4
+    assert rows["mask"].sum(1).tolist() == [expected[int(number)] for number in rows["episode"][:, 0]]
+    assert torch.equal(rows["action"][rows["mask"]], batch["action"][batch["mask"]])
+    assert rows["step"].min() == 0
+    by_identity = split_trajectories(batch, trajectory_key="episode")
+    assert torch.equal(by_identity["action"], rows["action"])
+    padded.close()
 
 
 def test_what_a_dtype_cannot_hold_is_not_filled_in() -> None:

@@ -57,7 +57,7 @@ def steps(length: int, **flags: list[bool]) -> dict[Key, Any]:
         ("reward",): numbers * 10,
         ("discount",): np.ones(length, np.float32),
         ("is_first",): np.arange(length) == 0,
-        ("is_last",): np.zeros(length, bool),
+        ("is_last",): np.arange(length) == length - 1,
         ("is_terminal",): np.zeros(length, bool),
         ("language_instruction",): [f"word {i}" for i in range(length)],
     }
@@ -92,10 +92,32 @@ def test_frames_are_channels_first_and_otherwise_untouched() -> None:
     assert np.array_equal(image[0, 2], columns[("observation", "image_0")].frames[1, :, :, 2])
 
 
-@pytest.mark.parametrize("is_last", [[False] * 4, [False, True, False, False], [False, False, False, True]])
-def test_the_record_is_the_boundary_whatever_is_last_says(is_last: list[bool]) -> None:
+UNSET, EARLY = "is_last is not set on the last step of an episode", "is_last before the last step"
+
+
+@pytest.mark.parametrize(
+    ("is_last", "faults"),
+    [
+        ([False] * 4, {UNSET: 1}),
+        ([True, True, False, False], {UNSET: 1, EARLY: 2}),
+        ([False, True, False, True], {EARLY: 1}),
+        ([False, False, False, True], {}),
+        ([[False], [False], [False], [True]], {}),
+    ],
+)
+def test_the_record_is_the_boundary_and_what_is_last_says_otherwise_is_counted(
+    is_last: Any, faults: dict[str, int]
+) -> None:
     ted = convert(steps(4, is_last=is_last))
     assert ted.columns[("next", "done")].ravel().tolist() == [False, False, False, True]
+    assert ted.faults == faults
+
+
+def test_an_is_last_of_its_own_kind_is_data_and_no_fault() -> None:
+    fields = {**FIELDS, ("is_last",): FieldSpec("tensor", (3,), np.dtype(bool))}
+    ted = convert({**steps(4), ("is_last",): np.zeros((4, 3), bool)}, fields=fields)
+    assert ted.columns["is_last",].shape == (4, 3)
+    assert ted.faults == {}
 
 
 def test_an_end_that_is_not_terminal_is_a_truncation() -> None:

@@ -82,14 +82,17 @@ def test_every_record_of_an_original_dataset_is_read_and_every_frame_decoded(tmp
     ]
 
 
-def test_behind_a_lost_length_the_rest_of_a_shard_is_a_problem(tmp_path: Path) -> None:
-    shards: Any = [
-        [memory_source.episode(0, 3), CorruptRecordError("/data/shard-0", 1, 9, "the length is wrong")]
-    ]
+@pytest.mark.parametrize("behind", [0, 1])
+def test_behind_a_lost_length_the_rest_of_a_shard_is_a_problem_if_there_is_one(behind: int) -> None:
+    lost = CorruptRecordError("/data/shard-0", 1, 9, "the length is wrong")
+    rest = [memory_source.episode(2 + number, 3) for number in range(behind)]
+    shards: Any = [[memory_source.episode(0, 3), lost, *rest]]
     found = verify(MemorySource(shards, lengths_lost=True))
     assert found.episodes == 1
-    assert [p.where for p in found.problems] == ["/data/shard-0 record 1", "/data/shard-0 record 2"]
-    assert "cannot be reached" in found.problems[1].what
+    assert [p.where for p in found.problems] == ["/data/shard-0 record 1", "/data/shard-0 record 2"][
+        : 1 + behind
+    ]
+    assert all("cannot be reached" in problem.what for problem in found.problems[1:])
 
 
 def test_the_real_bridge_file_is_whole_and_a_flipped_byte_in_it_is_not(tmp_path: Path) -> None:

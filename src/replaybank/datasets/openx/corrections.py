@@ -25,6 +25,7 @@ from replaybank.datasets.openx.sources.base import (
 from replaybank.datasets.openx.sources.code_points import texts_of
 
 IS_TERMINAL: Key = ("is_terminal",)
+IS_LAST: Key = ("is_last",)
 AS_PUBLISHED: Final = ("RLDS", "tar shards")
 """Forms that the catalog speaks of: who made a copy in another one may have put right what was wrong."""
 
@@ -168,6 +169,9 @@ class CorrectedSource:
             moved = terminal[:length].copy()
             moved[-1] |= terminal[length] != 0
             cut[IS_TERMINAL] = moved
+        marks = steps.get(IS_LAST)
+        if isinstance(marks, np.ndarray) and marks.size == episode.length and marks[length]:
+            cut[IS_LAST] = marks[1:]  # the mark moves with the end: it was no fault of the data
         return replace(episode, steps=cut, length=length)
 
     def __repr__(self) -> str:

@@ -14,10 +14,10 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from replaybank.datasets.openx.builder import torch_dtype
 from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.planes import decode_planes
+from replaybank.datasets.openx.planning import torch_dtype
 from replaybank.datasets.openx.shuffle import below
 from replaybank.datasets.openx.skipping import good_episodes
 from replaybank.datasets.openx.slabs import Slab
@@ -328,7 +328,11 @@ def _together(cuts: Sequence[Cut]) -> dict[Key, Tensor]:
     if slab is None or any(cut.slab is not slab or cut.place != k for k, cut in enumerate(cuts)):
         return {}
     whole = len(cuts) == slab.count
-    return {key: t if whole else t[: len(cuts) * slab.length] for key, t in slab.tensors.items()}
+    return {
+        key: t if whole else t[: len(cuts) * slab.length]
+        for key, t in slab.tensors.items()
+        if all(slab.has(key, cut.columns[key], k) for k, cut in enumerate(cuts))
+    }
 
 
 def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDict:

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from replaybank import showing
 from replaybank.buffers.parts import batch_size_of
 from replaybank.checkpoint import Stateful
-from replaybank.datasets.openx.catalog import mixtures
 from replaybank.datasets.openx.common import CommonEntries, example_of
-from replaybank.datasets.openx.options import Slicing, slicing_of, streams
+from replaybank.datasets.openx.nest import unnest
+from replaybank.datasets.openx.normalize import Mode, Normalize
+from replaybank.datasets.openx.options import Slicing, by_dataset, slicing_of, streams
+from replaybank.datasets.openx.proportions import steps_of, weights_of
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sharding import Share, rank_share, worker_share
-from replaybank.datasets.openx.skipping import OnError, good_episodes
+from replaybank.datasets.openx.skipping import OnError
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats
 from replaybank.datasets.openx.stored_share import ShareSampler
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, WORKERS, seed_of
 from replaybank.storages.layout import Key
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Encoding: TypeAlias = Literal["raw", "encoded"]
+Episodes: TypeAlias = "Sequence[int] | Tensor"
+Transform: TypeAlias = Callable[[Any], Any]
+
 DATASET = "dataset"
 """Entry of a batch that says which dataset a step is of: its place in ``mixture.names``."""
-LENGTHS_SEEN = 8
-"""Episodes whose mean length stands for that of a dataset that does not say how many steps it has."""
-
 _CHOICE, _STORED = 7, 8  # what random numbers are for
 
 
@@ -58,7 +65,8 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             mean: each step equally often. ``None``: for published mixtures, whose weights are meant so.
             Where a stream does not say how many steps it has, its first episodes stand for all.
         transforms: by id, what is applied to slices of one dataset before they are joined: to bring entries
-            to one name, shape or scale (:class:`Normalize`).
+            to one name or shape. :meth:`append_transform` adds others, :meth:`normalize` brings each dataset
+            to its scale.
         transform: applied to each batch.
         source: by id, the datasets' sources; see :class:`OpenXExperienceReplay`.
         pad: as there.
@@ -66,11 +74,13 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         streaming: as there.
         download: as there.
         root: as there.
-        split: as there.
-        images: as there.
-        image_keys: by id, the cameras to read.
-        num_workers: threads that decode, of each dataset.
+        split: as there; this and the following four one for all datasets, or by id: those that are left out
+            have the default.
+        images: as there, of a conversion.
+        image_keys: cameras to read; ``[]``: none.
+        allow_missing: of a source that lacks files which it declares, take what is there.
         on_error: as there.
+        num_workers: threads that decode, of each dataset.
         generator: gives the seed; ``None``: torch's global one.
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
@@ -101,39 +111,49 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         slice_len: int | None = None,
         keys: Sequence[str | Key] | None = None,
         balance_weights: bool | None = None,
-        transforms: Mapping[str, Callable[[Any], Any]] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+        transform: Transform | None = None,
         source: Mapping[str, str | os.PathLike[str] | EpisodeSource] | str | None = None,
         pad: float | bool | None = None,
         strict_length: bool = True,
         streaming: bool | None = None,
         download: bool | str | None = None,
         root: str | os.PathLike[str] | None = None,
-        split: str = "train",
-        images: Literal["raw", "encoded"] = "raw",
-        image_keys: Mapping[str, Sequence[str | Key]] | None = None,
+        split: str | Mapping[str, str] = "train",
+        images: Encoding | Mapping[str, Encoding] = "raw",
+        image_keys: Sequence[str | Key] | Mapping[str, Sequence[str | Key] | None] | None = None,
+        allow_missing: bool | Mapping[str, bool] = False,
+        on_error: OnError | Mapping[str, OnError] = "raise",
         num_workers: int | None = None,
-        on_error: OnError = "raise",
         generator: torch.Generator | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        weights = _weights_of(datasets)
-        for name, given in (("transforms", transforms), ("source", source), ("image_keys", image_keys)):
-            unknown = set(given) - set(weights) if isinstance(given, Mapping) else set()
-            if unknown:
-                raise ValueError(f"{name} names {sorted(unknown)}, the mixture has {list(weights)}")
+        weights = weights_of(datasets)
+        self.names: list[str] = list(weights)
+        """The ids, in the order that ``"dataset"`` counts."""
+        asked = {
+            "source": (source, None),
+            "split": (split, "train"),
+            "images": (images, "raw"),
+            "image_keys": (image_keys, None),
+            "allow_missing": (allow_missing, False),
+            "on_error": (on_error, "raise"),
+        }
+        options = {
+            name: by_dataset(name, given, self.names, default) for name, (given, default) in asked.items()
+        }
+        given_transforms = by_dataset("transforms", transforms or {}, self.names, None)
+        self._transforms: list[list[Transform]] = [[] if one is None else [one] for one in given_transforms]
+        self._normalizers: list[Normalize | None] = [None] * len(self.names)
         streamed = streams(streaming, download)
         self._slicing = slicing_of(num_slices, slice_len, pad, strict_length, None, streaming=streamed)
         self.batch_size = batch_size_of(batch_size)
         self._share = rank_share(rank, world_size)
         self._seed = seed_of(generator)
         self._length = self._slice_length()
-        self.names: list[str] = list(weights)
-        """The ids, in the order that ``"dataset"`` counts."""
-        self._transforms = [(transforms or {}).get(name) for name in self.names]
-        self._transform = transform
+        self._batch_transforms: list[Transform] = [] if transform is None else [transform]
         self.datasets: list[OpenXExperienceReplay] = [
             OpenXExperienceReplay(
                 name,
@@ -143,16 +163,12 @@ class OpenXMixture(IterableDataset[Any], Stateful):
                 streaming=streaming,
                 download=download,
                 root=root,
-                source=source.get(name) if isinstance(source, Mapping) else source,
-                split=split,
-                images=images,
-                image_keys=None if image_keys is None else image_keys.get(name),
                 num_workers=num_workers,
-                on_error=on_error,
                 generator=torch.Generator().manual_seed(self._seed + place),
                 rank=self._share.number if streamed else 0,
                 world_size=self._share.of if streamed else 1,
                 buffer_bytes=buffer_bytes // len(weights),
+                **{option: values[place] for option, values in options.items()},
             )
             for place, name in enumerate(self.names)
         ]
@@ -167,11 +183,8 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             zip(self.names, (given_weights / given_weights.sum()).tolist(), strict=True)
         )
         """Part of the steps that is of each dataset, by id."""
-        self._common = CommonEntries(
-            self.names,
-            [self._transformed(place, self._example(place)) for place in range(len(self.names))],
-            keys,
-        )
+        self._wanted = keys
+        self._common = self._common_entries()
         self._passes = torch.zeros(1 + WORKERS, dtype=torch.int64).share_memory_()
         self._began: Share | None = None
         self._pass = 0
@@ -196,8 +209,15 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         return example_of(dataset, self._length, filled=filled)
 
     def _transformed(self, place: int, data: Any) -> Any:
-        transform = self._transforms[place]
-        return data if transform is None else transform(data)
+        normalize = self._normalizers[place]
+        for transform in ([] if normalize is None else [normalize]) + self._transforms[place]:
+            data = transform(data)
+        return data
+
+    def _common_entries(self) -> CommonEntries:
+        """What the datasets have in common, once their slices went through what is applied to them."""
+        slices = [self._transformed(place, self._example(place)) for place in range(len(self.names))]
+        return CommonEntries(self.names, slices, self._wanted)
 
     @property
     def keys(self) -> list[Key]:
@@ -209,15 +229,132 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         """Entries that only some datasets have, or in other dtypes or shapes, each with what differs."""
         return dict(self._common.left_out)
 
-    def stats(self) -> dict[str, dict[Key, EntryStats]]:
-        """The statistics of each dataset, by id, to normalise by; of stored datasets only.
+    def stats(
+        self,
+        keys: Sequence[str | Key] | None = None,
+        *,
+        episodes: Episodes | Mapping[str, Episodes] | None = None,
+        images: bool = False,
+        progress: bool | None = None,
+    ) -> dict[str, dict[Key, EntryStats]]:
+        """The statistics of each dataset, by id, as the datasets have their entries, whatever transforms do.
 
         Each by itself: datasets have different robots, so different scales.
 
+        Args:
+            keys: entries; by default all numbers but those that only count steps and mark ends.
+            episodes: numbers of the episodes that count, by id or the same of each; streams need them said,
+                of stored datasets all count by default.
+            images: look at the frames of all cameras as well; of stored datasets only.
+            progress: show progress bars; by default where the error output is a terminal.
+
         Raises:
-            RuntimeError: the datasets are streamed.
+            RuntimeError: of a stream it is not said which episodes count.
+            KeyError, IndexError, ValueError: as of :meth:`OpenXExperienceReplay.stats`.
         """
-        return {name: dataset.stats() for name, dataset in zip(self.names, self.datasets, strict=True)}
+        chosen = by_dataset("episodes", episodes, self.names, None)
+        return {
+            name: dataset.stats(keys, episodes=chosen[place], images=images, progress=progress)
+            for place, (name, dataset) in enumerate(zip(self.names, self.datasets, strict=True))
+        }
+
+    def normalize(
+        self,
+        keys: Sequence[str | Key] | None = None,
+        mode: Mode = "mean_std",
+        *,
+        episodes: Episodes | Mapping[str, Episodes] | None = None,
+        mask: Mapping[str, Mapping[Any, Tensor]] | None = None,
+        progress: bool | None = None,
+    ) -> dict[str, Normalize]:
+        """Bring each dataset to its own scale from the next batch on, before all transforms.
+
+        To be called once, before drawing, and before workers or copies are made. Called again, the scale is
+        another one instead. It is not part of a state.
+
+        Args:
+            keys: entries, by path; by default the floating point numbers under ``action`` and
+                ``observation``.
+            mode: how; see :class:`Normalize`.
+            episodes: numbers of the episodes that count, such as those that are not held out; see
+                :meth:`stats`.
+            mask: by id, which numbers of an entry to leave as they are; see :class:`Normalize`.
+            progress: show progress bars; by default where the error output is a terminal.
+
+        Returns:
+            What normalises each dataset, by id. Its ``inv`` is the way back, for what a policy gives.
+
+        Raises:
+            RuntimeError, KeyError, IndexError, ValueError: as of :meth:`stats` and :class:`Normalize`; or
+                entries that are wanted are not common any more. Nothing has been changed.
+
+        Example:
+            >>> import tempfile
+            >>> from replaybank.demo.arm import write_arm_dataset
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> sources = {n: write_arm_dataset(folder.name + f"/{n}", episodes=3) for n in ("a", "b")}
+            >>> mixture = OpenXMixture({"a": 1.0, "b": 3.0}, 32, slice_len=8, source=sources)
+            >>> normalize = mixture.normalize(["action"], episodes=[0, 1])  # streams: which ones to read
+            >>> batch = mixture.sample()
+            >>> normalize["b"].inv(batch[batch["dataset"] == 1])["action"].shape[-1]
+            2
+            >>> mixture.close()
+            >>> folder.cleanup()
+        """
+        chosen = by_dataset("episodes", episodes, self.names, None)
+        masks = by_dataset("mask", mask or {}, self.names, None)
+        made = []
+        for place, dataset in enumerate(self.datasets):
+            wanted = self._scalable(place) if keys is None else keys
+            stats = dataset.stats(wanted, episodes=chosen[place], progress=progress)
+            made.append(Normalize(stats, mode, mask=masks[place]))
+        before, self._normalizers = self._normalizers, list(made)
+        try:
+            self._common = self._common_entries()
+        except BaseException:
+            self._normalizers = before
+            raise
+        return dict(zip(self.names, made, strict=True))
+
+    def _scalable(self, place: int) -> list[Key]:
+        """Entries of a dataset that are to be brought to one scale unless others are named."""
+        entries = unnest(self._example(place))
+        return [
+            key
+            for key, value in entries.items()
+            if key[0] in ("action", "observation") and isinstance(value, Tensor) and value.is_floating_point()
+        ]
+
+    def append_transform(self, transform: Transform, dataset: str | None = None) -> Self:
+        """Apply one more transform from the next batch on, behind those there are.
+
+        Args:
+            transform: given slices and returns them.
+            dataset: id of the one to whose slices it is applied; by default to each batch.
+
+        Returns:
+            The mixture.
+
+        Raises:
+            TypeError: it cannot be called.
+            ValueError: there is no such dataset, or entries that are wanted are not common any more. Nothing
+                has been changed.
+        """
+        if not callable(transform):
+            raise TypeError(f"A transform is called with a batch, got a {type(transform).__name__}.")
+        if dataset is None:
+            self._batch_transforms.append(transform)
+            return self
+        if dataset not in self.names:
+            raise ValueError(f"There is no dataset {dataset!r} in the mixture, which has {self.names}.")
+        transforms = self._transforms[self.names.index(dataset)]
+        transforms.append(transform)
+        try:
+            self._common = self._common_entries()
+        except BaseException:
+            transforms.pop()
+            raise
+        return self
 
     # --- drawing ---------------------------------------------------------------------------------------
 
@@ -243,7 +380,9 @@ class OpenXMixture(IterableDataset[Any], Stateful):
                 parts.append(self._common.of(data).set(DATASET, torch.full(data.batch_size, place).int()))
         self._drawn += count
         batch = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return batch if self._transform is None else self._transform(batch)
+        for transform in self._batch_transforms:
+            batch = transform(batch)
+        return batch
 
     def _choose(self, count: int) -> list[int]:
         """How many of the next slices are of each dataset. O(count)."""
@@ -340,53 +479,3 @@ class OpenXMixture(IterableDataset[Any], Stateful):
 
     def _repr_html_(self) -> str:
         return showing.html_of(self)
-
-
-def _weights_of(datasets: Any) -> dict[str, float]:
-    if isinstance(datasets, str):
-        datasets = published(datasets)
-    if not isinstance(datasets, Mapping) or not datasets:
-        raise ValueError(f"datasets={datasets!r}: give ids with weights, or the name of a published mixture")
-    weights = {}
-    for name, weight in datasets.items():
-        value = float(weight)
-        if not 0 < value < float("inf"):
-            raise ValueError(f"the weight of {name!r} is {weight}: give a finite number above 0")
-        weights[name] = value
-    return weights
-
-
-def published(name: str) -> Mapping[str, float]:
-    """The weights of a published mixture.
-
-    Raises:
-        ValueError: there is none of this name; those there are are named.
-    """
-    known = mixtures()
-    if name not in known:
-        raise ValueError(f"there is no published mixture {name!r}: there are {sorted(known)}")
-    return known[name]
-
-
-def steps_of(dataset: OpenXExperienceReplay) -> float:
-    """Number of steps of a dataset, as well as can be known without reading it."""
-    if not dataset.streaming:
-        return float(dataset.dataset.manifest.steps)
-    stream: Any = dataset.sampler.stream  # type: ignore[attr-defined]
-    declared = [shard.steps for shard in stream.shards]
-    if None not in declared:
-        return float(sum(declared))
-    lengths = []
-    for shard in stream.shards:
-        for episode in good_episodes(stream.source, shard, skip=stream.skip):
-            lengths.append(episode.length)
-            if len(lengths) == LENGTHS_SEEN:
-                break
-        if len(lengths) == LENGTHS_SEEN:
-            break
-    if stream.episodes is None or not lengths:
-        raise ValueError(
-            f"{stream.source.name} does not say how many steps it has: pass balance_weights=False, and "
-            "weights that are proportions of steps"
-        )
-    return float(stream.episodes * np.mean(lengths))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -52,6 +53,29 @@ class Slicing:
 def is_path(source: Any) -> TypeGuard[str | os.PathLike[str]]:
     """Whether a source is named, and not one itself."""
     return isinstance(source, (str, os.PathLike))
+
+
+def by_dataset(name: str, given: Any, datasets: Sequence[str], default: Any) -> list[Any]:
+    """What an argument is for each of several datasets.
+
+    Args:
+        name: of the argument.
+        given: one value for all, or values by id; an id that is left out has the default.
+        datasets: their ids.
+        default: that of one dataset.
+
+    Raises:
+        ValueError: it names another dataset.
+
+    >>> by_dataset("split", {"b": "test"}, ["a", "b"], "train"), by_dataset("split", "test", ["a", "b"], "")
+    (['train', 'test'], ['test', 'test'])
+    """
+    if not isinstance(given, Mapping):
+        return [given] * len(datasets)
+    unknown = sorted(set(given) - set(datasets))
+    if unknown:
+        raise ValueError(f"{name} names {unknown}, the mixture has {list(datasets)}")
+    return [given.get(one, default) for one in datasets]
 
 
 def streams(streaming: bool | None, download: bool | str | None) -> bool:

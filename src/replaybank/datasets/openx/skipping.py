@@ -45,7 +45,8 @@ def records(
     """Episodes of a shard with the numbers of their records, from ``start`` on.
 
     With ``skip``, a record that fails comes as :class:`LeftOut`, and reading goes on behind it; where the way
-    to what lies behind is lost, the first record that cannot be reached is the last to come.
+    to what lies behind is lost, the first record that cannot be reached is the last to come, unless the shard
+    is said to end before it.
 
     Raises:
         DataFormatError: a record cannot be read, and is not to be skipped.
@@ -66,7 +67,9 @@ def records(
             failed = error.record if isinstance(error, CorruptRecordError) else record
             if failed < record:
                 # The reader cannot even step over an earlier record: its length is gone, and with it the
-                # way to all records behind it.
+                # way to all records behind it, where there are any.
+                if shard.episodes is not None and record >= shard.episodes:
+                    return
                 rest = "" if shard.episodes is None else f": {shard.episodes - record} declared episodes"
                 yield record, LeftOut(f"the rest of the shard cannot be reached{rest}")
                 return

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from replaybank.datasets.openx.channels import address_of
 from replaybank.datasets.openx.sources.base import Key
 from replaybank.storages.batch_memory import BatchMemory
 
@@ -43,6 +45,14 @@ class Slab:
                 self.tensors[key] = tensor
         part: npt.NDArray[Any] = tensor.numpy()[place * self.length : (place + 1) * self.length]
         return part
+
+    def has(self, key: Key, column: Any, place: int) -> bool:
+        """Whether an entry of a slice lies here: that of an episode which lacks the camera does not. O(1)."""
+        tensor = self.tensors.get(key)
+        if tensor is None or not isinstance(column, np.ndarray):
+            return False
+        begin = tensor.data_ptr() + tensor.nbytes // self.count * place
+        return address_of(column) == begin
 
 
 class Slabs:

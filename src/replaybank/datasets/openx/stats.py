@@ -97,7 +97,8 @@ def dataset_stats(
         IndexError: there is no such episode.
         ValueError: an entry is text, or no episode is selected.
     """
-    wanted = _wanted(dataset.manifest, keys, images)
+    kinds = {leaf.key: dataset.manifest.kinds.get(leaf.key, "tensor") for leaf in dataset.manifest.leaves}
+    wanted = entries_wanted(dataset.manifest.name, kinds, keys, images=images)
     if episodes is None:
         found = _read(dataset)
         new = _computed(dataset, [key for key in wanted if key not in found], None, progress)
@@ -105,15 +106,30 @@ def dataset_stats(
             found |= new
             _write(dataset, found)
         return {key: found[key] for key in wanted}
+    chosen = episodes_chosen(episodes, len(dataset.bounds))
+    return _computed(dataset, wanted, chosen, progress)
+
+
+def episodes_chosen(episodes: Sequence[int] | Tensor, count: int | None) -> Tensor:
+    """Numbers of the episodes that count, int64, sorted, each once.
+
+    Args:
+        episodes: as given; negative ones count from the end.
+        count: how many episodes there are; None: that is not known.
+
+    Raises:
+        IndexError: there is no such episode.
+        ValueError: none is selected.
+    """
     numbers = torch.as_tensor(episodes, dtype=torch.int64).reshape(-1)
-    count = len(dataset.bounds)
-    bad = numbers[(numbers < -count) | (numbers >= count)]
-    if len(bad):
-        raise IndexError(f"Episode {int(bad[0])} is out of range: there are {count}.")
     if not len(numbers):
         raise ValueError("No episode is selected: give the number of one at least.")
-    chosen = torch.where(numbers < 0, numbers + count, numbers).unique()
-    return _computed(dataset, wanted, chosen, progress)
+    bad = numbers[numbers < 0] if count is None else numbers[(numbers < -count) | (numbers >= count)]
+    if len(bad):
+        there = "how many there are is not known" if count is None else f"there are {count}"
+        raise IndexError(f"Episode {int(bad[0])} is out of range: {there}.")
+    chosen: Tensor = torch.where(numbers < 0, numbers + (count or 0), numbers).unique()
+    return chosen
 
 
 def _computed(
@@ -124,17 +140,30 @@ def _computed(
         return {key: _stats_of(dataset, key, episodes, bar) for key in keys}
 
 
-def _wanted(manifest: Manifest, keys: Iterable[Key | str] | None, images: bool) -> list[Key]:
-    there = [leaf.key for leaf in manifest.leaves]
+def entries_wanted(
+    name: str, kinds: Mapping[Key, str], keys: Iterable[Key | str] | None, *, images: bool
+) -> list[Key]:
+    """The entries of which statistics are asked for.
+
+    Args:
+        name: of the dataset.
+        kinds: what its entries are, by key: ``"tensor"``, ``"image"`` or ``"text"``.
+        keys: as for :func:`dataset_stats`.
+        images: as there.
+
+    Raises:
+        KeyError: there is no such entry; those there are are named.
+        ValueError: an entry is text.
+    """
     if keys is None:
-        kinds = {"tensor", "image"} if images else {"tensor"}
-        return [key for key in there if manifest.kinds.get(key, "tensor") in kinds and key not in _NO_VALUES]
+        taken = {"tensor", "image"} if images else {"tensor"}
+        return [key for key, kind in kinds.items() if kind in taken and key not in _NO_VALUES]
     wanted = []
     for asked in keys:
         key = (asked,) if isinstance(asked, str) else tuple(asked)
-        if key not in there:
-            raise KeyError(f"{key!r} is not in {manifest.name}, which has {there}")
-        if manifest.kinds.get(key) == "text":
+        if key not in kinds:
+            raise KeyError(f"{key!r} is not in {name}, which has {list(kinds)}")
+        if kinds[key] == "text":
             raise ValueError(f"{key!r} is text, which has no mean: ask for entries of numbers or images")
         wanted.append(key)
     return wanted

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -187,6 +188,21 @@ class EpisodeStream:
                 "many: they cannot be numbered"
             )
         return (shard << RECORD_BITS) + record
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """Shard and record of an episode of a number that :meth:`number_of` gives. O(log shards).
+
+        Raises:
+            IndexError: there is no such shard.
+        """
+        if self._first is not None:
+            shard = bisect_right(self._first, number) - 1
+            record = number - self._first[min(shard, len(self._first) - 1)]
+        else:
+            shard, record = number >> RECORD_BITS, number & ((1 << RECORD_BITS) - 1)
+        if not 0 <= shard < len(self.shards):
+            raise IndexError(f"Episode {number} is out of range: there are {len(self.shards)} shards.")
+        return shard, record
 
     def pieces(self, cursor: Cursor) -> list[Piece]:
         """What a share reads in an epoch, in order. O(shards)."""

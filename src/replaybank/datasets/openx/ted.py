@@ -260,6 +260,11 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
     first = _flag(episode, leaves, "is_first")
     if first is not None:
         _count(faults, "is_first after the first step", np.count_nonzero(np.asarray(first)[1:]))
+    last = _flag(episode, leaves, "is_last")
+    if last is not None:
+        marked = np.asarray(last, dtype=bool).reshape(length)
+        _count(faults, "is_last before the last step", np.count_nonzero(marked[:-1]))
+        _count(faults, "is_last is not set on the last step of an episode", int(not marked[-1]))
     done, never, steps, is_init = (_marks if length <= _OFTEN else _marks.__wrapped__)(length)
     columns[NEXT_DONE] = done
     columns[NEXT_TERMINATED] = done if terminated else never

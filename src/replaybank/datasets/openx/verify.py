@@ -163,6 +163,8 @@ def readable_episodes(
         except DataFormatError as error:
             at = error.record if isinstance(error, CorruptRecordError) else record
             if at <= failed:
+                if shard.episodes is not None and record >= shard.episodes:
+                    return  # it is said to end here
                 problems.append(
                     Problem(f"{shard.path} record {record}", "the rest of the shard cannot be reached")
                 )

@@ -245,6 +245,9 @@ def array_of(shape: Any, code: str = "f4", content: Any = b"\0" * 12, state: Any
         (b"]K\x01K\x02s.", "items for a dict that is of type list"),
         (b"N(K\x01e.", "items for a list that is of type NoneType"),
         (b"h\x05.", "was not remembered"),
+        (b"Np5\n.", "remembered under a number that 5 bytes do not need"),
+        (b"Np-1\n.", "remembered under a number"),
+        (b"Ng%d\n." % 2**100, "remembered under a number"),
         (b"t.", "no beginning"),
         (b"(\x85.", "not there"),
         (b"\x80\x09.", "protocol 9"),
@@ -264,6 +267,13 @@ def array_of(shape: Any, code: str = "f4", content: Any = b"\0" * 12, state: Any
 def test_hostile_pickles_are_errors(raw: bytes, message: str) -> None:
     with pytest.raises(DataFormatError, match=rf"^x: the pickle holds .*{message}"):
         loads(raw, "x")
+
+
+def test_numbers_of_remembered_values_cannot_be_made_to_collide() -> None:
+    same_hash = [sys.hash_info.modulus * number for number in range(1, 50)]
+    assert {hash(number) for number in same_hash} == {0}
+    with pytest.raises(DataFormatError, match="remembered under a number"):
+        loads(b"N" + b"".join(b"p%d\n" % number for number in same_hash) + b".", "member")
 
 
 def test_a_value_that_is_referred_to_again_and_again_takes_no_time() -> None:

@@ -182,6 +182,17 @@ def _duplicate(m: Machine) -> None:
     m.stack.append(m.top())
 
 
+def _numbered(m: Machine) -> int:
+    """The number of a value in the memo, as a line of text.
+
+    They count up, so none is as large as the pickle: larger ones could all have the same hash.
+    """
+    number = int(_parsed(m.line(), int))
+    if not 0 <= number < len(m.data):
+        raise Refused(f"a value remembered under a number that {len(m.data)} bytes do not need")
+    return number
+
+
 def _remember(code: bytes, number: Callable[[Machine], int]) -> None:
     def handler(m: Machine) -> None:
         m.charge(OBJECT_BYTES)
@@ -203,10 +214,10 @@ def _recall(code: bytes, number: Callable[[Machine], int]) -> None:
 _remember(b"\x94", lambda m: len(m.memo))
 _remember(b"q", lambda m: int(m.number(_U1)))
 _remember(b"r", lambda m: int(m.number(_U4)))
-_remember(b"p", lambda m: int(_parsed(m.line(), int)))
+_remember(b"p", _numbered)
 _recall(b"h", lambda m: int(m.number(_U1)))
 _recall(b"j", lambda m: int(m.number(_U4)))
-_recall(b"g", lambda m: int(_parsed(m.line(), int)))
+_recall(b"g", _numbered)
 
 
 # --- containers ----------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,23 +13,48 @@ import torch
 from tensordict import is_non_tensor
 from torch import Tensor
 
+from replaybank.buffers.image_forms import ImageForm, image_form, shown
 from replaybank.checkpoint import StoredField, StoredRows
-from replaybank.datasets.openx.sources.base import Key
 from replaybank.errors import DataFormatError
-from replaybank.report.look import MOST_ITEM_BYTES, Entry
 from replaybank.storages import CompressedListStorage, EncodedFrames, WriteLog
 from replaybank.storages.frames import frames_of
-from replaybank.storages.layout import LeafSpec, RowLayout
+from replaybank.storages.layout import Key, LeafSpec, RowLayout
 from replaybank.storages.structure import leaves_of
 
 BLOCK_BYTES: Final = 1 << 23
 """Of rows that are read at a time."""
-_MOST_CHANNELS: Final = 16
-"""Of what is taken for an image: frames that are stacked have many."""
-_LEAST_SIDE: Final = 8
-"""Pixels of what is taken for an image."""
 _ITEMS_FOR_KEYS: Final = 100
 """Items of a list that are asked for their entries."""
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One entry of the items.
+
+    Args:
+        key: where it is.
+        kind: ``"tensor"``, ``"text"`` or ``"image"``; or ``"object"`` for anything else.
+        shape: of one value; of images as they are stored.
+        dtype: its name; of what is no tensor that of its class.
+        bytes: of one value, 0 where that is not known.
+        note: how it is stored, where that is worth a word: ``"JPEG"``.
+        made: it is made from the next step, and is not there itself.
+        image: how an image of plain pixels lies.
+    """
+
+    key: Key
+    kind: Literal["tensor", "text", "image", "object"]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int = 0
+    note: str = ""
+    made: bool = False
+    image: ImageForm | None = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether its values can be asked for, over consecutive rows."""
+        return self.kind in ("tensor", "text") and not self.made
 
 
 class Items(Protocol):
@@ -43,7 +69,7 @@ class Items(Protocol):
 
     log: WriteLog
     columns: tuple[int, ...]
-    entries: list[Entry]
+    entries: list[StoredEntry]
     item_bytes: float
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
@@ -55,7 +81,11 @@ class Items(Protocol):
         ...
 
     def frames(self, key: Key, rows: Sequence[int], column: int) -> npt.NDArray[Any]:
-        """Images of some rows, ``[n, H, W, C]``."""
+        """Images of some rows, ``[n, H, W, C]``, of 1, 3 or 4 channels; of stacked frames the last one.
+
+        Raises:
+            DataFormatError: one cannot be decoded, or is not there.
+        """
         ...
 
 
@@ -104,6 +134,7 @@ class TensorItems:
         self._data = {spec.key: leaf for spec, leaf in zip(specs, data, strict=True) if leaf is not None}
         self._images = {specs[number].key: (specs[number], *kept) for number, kept in images.items()}
         self.entries = [_entry(spec, n in made, self._images.get(spec.key)) for n, spec in enumerate(specs)]
+        self._forms = {entry.key: entry.image for entry in self.entries if entry.image}
         self.item_bytes = float(sum(spec.bytes for spec in specs))
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
@@ -130,7 +161,7 @@ class TensorItems:
         """Images of some rows, ``[n, H, W, C]``."""
         if key not in self._images:
             values = self._of_column(self.read_leaf(key, torch.tensor(rows, dtype=torch.int64)), column)
-            return channels_last(values.numpy())
+            return shown(values.numpy(), self._forms[key])
         spec, frames, contents = self._images[key]
         width = torch.Size(self.columns).numel()
         out = torch.empty((len(rows), *spec.shape), dtype=torch.uint8)
@@ -174,6 +205,7 @@ class ListItems:
         for key, values in leaves.items():
             self.entries.append(_entry_of_values(key, values))
             size += sum(v.nbytes if isinstance(v, np.ndarray) else len(str(v)) for v in values)
+        self._forms = {entry.key: entry.image for entry in self.entries if entry.image}
         self.item_bytes = size / max(1, len(rows))
 
     def _values(self, key: Key, rows: Sequence[int]) -> list[Any]:
@@ -201,59 +233,42 @@ class ListItems:
 
     def frames(self, key: Key, rows: Sequence[int], column: int) -> npt.NDArray[Any]:
         """Images of some rows, ``[n, H, W, C]``."""
-        return channels_last(np.stack(self._values(key, rows)))
+        try:
+            images = np.stack(self._values(key, rows))
+            return shown(images, self._forms[key])
+        except (KeyError, ValueError) as error:
+            name = "/".join(key)
+            raise DataFormatError(
+                f"items {rows[0]} to {rows[-1]} do not all have an image {name} of one shape: {error}"
+            ) from error
 
 
-def is_image(shape: tuple[int, ...], dtype: str) -> bool:
-    """Whether a tensor looks like an image: bytes, two sides of some length, and a few channels.
-
-    >>> is_image((3, 64, 64), "uint8"), is_image((84, 84, 1), "uint8"), is_image((3, 64, 64), "float32")
-    (True, True, False)
-    """
-    if dtype != "uint8" or len(shape) != 3:
-        return False
-    first, middle, last = shape
-    channels, *sides = (first, middle, last) if first < last else (last, first, middle)
-    return 1 <= channels <= _MOST_CHANNELS and min(sides) >= _LEAST_SIDE
-
-
-def channels_last(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Images ``[n, H, W, C]``, whichever way they lie; of stacked frames the last one.
-
-    >>> channels_last(np.zeros((2, 4, 84, 84), np.uint8)).shape
-    (2, 84, 84, 1)
-    """
-    if images.shape[1] < images.shape[3]:
-        channels = images.shape[1]
-        depth = 3 if channels % 3 == 0 else 1
-        return images[:, channels - depth :].transpose(0, 2, 3, 1)
-    return images
-
-
-def _entry(spec: LeafSpec, made: bool, image: tuple[LeafSpec, EncodedFrames, Any] | None) -> Entry:
-    dtype = str(spec.dtype).removeprefix("torch.")
+def _entry(spec: LeafSpec, made: bool, image: tuple[LeafSpec, EncodedFrames, Any] | None) -> StoredEntry:
+    shape, dtype = tuple(spec.shape), str(spec.dtype).removeprefix("torch.")
     if image is not None:
-        return Entry(spec.key, "image", tuple(spec.shape), dtype, image[1].format.upper())
+        return StoredEntry(spec.key, "image", shape, dtype, spec.bytes, image[1].format.upper())
     if made:
-        return Entry(spec.key, "tensor", tuple(spec.shape), dtype, "made from the next step", looked=False)
-    if is_image(tuple(spec.shape), dtype):
-        return Entry(spec.key, "image", tuple(spec.shape), dtype, "raw")
-    return Entry(spec.key, "tensor", tuple(spec.shape), dtype, looked=spec.bytes <= MOST_ITEM_BYTES)
+        return StoredEntry(spec.key, "tensor", shape, dtype, spec.bytes, "made from the next step", made=True)
+    return _tensor(spec.key, shape, dtype, spec.bytes)
 
 
-def _entry_of_values(key: Key, values: Sequence[Any]) -> Entry:
+def _tensor(key: Key, shape: tuple[int, ...], dtype: str, size: int) -> StoredEntry:
+    form = image_form(shape, dtype)
+    if form is None:
+        return StoredEntry(key, "tensor", shape, dtype, size)
+    return StoredEntry(key, "image", shape, dtype, size, "raw", image=form)
+
+
+def _entry_of_values(key: Key, values: Sequence[Any]) -> StoredEntry:
     if all(isinstance(value, str) for value in values):
-        return Entry(key, "text", (), "str")
+        return StoredEntry(key, "text", (), "str")
     forms = {(v.shape, v.dtype.name) if isinstance(v, np.ndarray) else ((), type(v).__name__) for v in values}
     shape, dtype = forms.pop()
     if forms:
-        return Entry(key, "tensor", shape, dtype, "of differing shapes", looked=False)
-    if not isinstance(values[0], np.ndarray):
-        return Entry(key, "tensor", (), dtype, looked=False)
-    if is_image(shape, dtype):
-        return Entry(key, "image", shape, dtype, "raw")
-    looked = values[0].dtype.kind in "biuf" and values[0].nbytes <= MOST_ITEM_BYTES
-    return Entry(key, "tensor", shape, dtype, looked=looked)
+        return StoredEntry(key, "object", shape, dtype, note="of differing shapes")
+    if not isinstance(values[0], np.ndarray) or values[0].dtype.kind not in "biuf":
+        return StoredEntry(key, "object", shape, dtype)
+    return _tensor(key, shape, dtype, values[0].nbytes)
 
 
 def _plain(value: Any) -> Any:
