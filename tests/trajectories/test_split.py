@@ -112,6 +112,54 @@ def test_a_batch_without_steps_is_refused(shape: list[int]) -> None:
         split_trajectories(TensorDict({}, shape))
 
 
+MASK = torch.tensor([True, True, False, True, True, True])
+
+
+@pytest.mark.parametrize("mask", [MASK, MASK[:, None]])
+@pytest.mark.parametrize("done", [(), (1,), (1, 5)])  # filled steps are never done; ends may be unmarked too
+def test_filled_steps_are_of_no_trajectory_and_keep_apart_what_they_lie_between(
+    mask: torch.Tensor, done: tuple[int, ...]
+) -> None:
+    td = batch(mask=mask, next={"done": bools(*done)}, text=NonTensorStack(*"ab-def"), word="same")
+    rows = split_trajectories(td)
+    assert rows["x"].tolist() == [[1, 2, 0], [4, 5, 6]]
+    assert rows["mask"].tolist() == [[True, True, False], [True, True, True]]
+    assert rows["text"] == [["a", "b", "b"], ["d", "e", "f"]]
+    assert rows["word"] == "same"
+    assert rows["traj_ids"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert td["mask"] is mask
+    again = split_trajectories(rows)
+    assert (again == rows).all()
+    assert again["text"] == rows["text"]
+    nested = split_trajectories(td.exclude("text", "word", "mask").set("mask", mask), as_nested=True)
+    assert [row.tolist() for row in nested["x"].unbind()] == [[1, 2], [4, 5, 6]]
+
+
+def test_filled_steps_of_an_identity_are_left_out_too() -> None:
+    td = batch(mask=MASK, info={"id": torch.tensor([4, 4, 4, 4, 9, 9])})
+    assert split_trajectories(td, trajectory_key=("info", "id"))["x"].tolist() == [[1, 2], [4, 0], [5, 6]]
+
+
+@pytest.mark.parametrize("mask", [MASK.float(), MASK[:, None].expand(6, 3), TensorDict({"y": MASK}, [6])])
+def test_a_mask_that_is_no_bool_a_step_is_data(mask: Any) -> None:
+    assert split_trajectories(batch(mask=mask, next={"done": bools(1)}))["x"].shape == (2, 4)
+
+
+def test_a_batch_of_filled_steps_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="says that all of them are filled in"):
+        split_trajectories(batch(mask=torch.zeros(6, dtype=torch.bool), next={"done": bools(1)}))
+
+
+def test_texts_lie_in_rows_wherever_they_are() -> None:
+    td = batch(deep={"text": NonTensorStack(*"abcdef")}, next={"done": bools(0)})
+    rows = split_trajectories(td)
+    assert rows["deep", "text"] == [["a"] * 5, ["b", "c", "d", "e", "f"]]
+    assert rows.get(("deep", "text")).batch_size == (2, 5)
+    square = TensorDict({"done": torch.zeros(2, 3, 1, dtype=torch.bool)}, [2, 3])
+    square["text"] = NonTensorStack(NonTensorStack(*"abc"), NonTensorStack(*"def"))
+    assert split_trajectories(square)["text"] == [["a", "b", "c"], ["d", "e", "f"]]
+
+
 def by_hand(td: TensorDict, ends: torch.Tensor) -> list[TensorDict]:
     """The trajectories, one by one."""
     stops = [int(stop) + 1 for stop in ends.nonzero().squeeze(-1)]
@@ -173,54 +221,6 @@ def test_gradients_flow_through_rows() -> None:
 def test_names_of_dimensions_do_not_hinder() -> None:
     td = TensorDict({"x": torch.arange(6), "done": bools(1, 4)}, [6], names=["time"])
     assert split_trajectories(td)["x"].tolist() == [[0, 1, 0], [2, 3, 4], [5, 0, 0]]
-
-
-MASK = torch.tensor([True, True, False, True, True, True])
-
-
-@pytest.mark.parametrize("mask", [MASK, MASK[:, None]])
-@pytest.mark.parametrize("done", [(), (1,), (1, 5)])  # filled steps are never done; ends may be unmarked too
-def test_filled_steps_are_of_no_trajectory_and_keep_apart_what_they_lie_between(
-    mask: torch.Tensor, done: tuple[int, ...]
-) -> None:
-    td = batch(mask=mask, next={"done": bools(*done)}, text=NonTensorStack(*"ab-def"), word="same")
-    rows = split_trajectories(td)
-    assert rows["x"].tolist() == [[1, 2, 0], [4, 5, 6]]
-    assert rows["mask"].tolist() == [[True, True, False], [True, True, True]]
-    assert rows["text"] == [["a", "b", "b"], ["d", "e", "f"]]
-    assert rows["word"] == "same"
-    assert rows["traj_ids"].tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert td["mask"] is mask
-    again = split_trajectories(rows)
-    assert (again == rows).all()
-    assert again["text"] == rows["text"]
-    nested = split_trajectories(td.exclude("text", "word", "mask").set("mask", mask), as_nested=True)
-    assert [row.tolist() for row in nested["x"].unbind()] == [[1, 2], [4, 5, 6]]
-
-
-def test_filled_steps_of_an_identity_are_left_out_too() -> None:
-    td = batch(mask=MASK, info={"id": torch.tensor([4, 4, 4, 4, 9, 9])})
-    assert split_trajectories(td, trajectory_key=("info", "id"))["x"].tolist() == [[1, 2], [4, 0], [5, 6]]
-
-
-@pytest.mark.parametrize("mask", [MASK.float(), MASK[:, None].expand(6, 3), TensorDict({"y": MASK}, [6])])
-def test_a_mask_that_is_no_bool_a_step_is_data(mask: Any) -> None:
-    assert split_trajectories(batch(mask=mask, next={"done": bools(1)}))["x"].shape == (2, 4)
-
-
-def test_a_batch_of_filled_steps_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match="says that all of them are filled in"):
-        split_trajectories(batch(mask=torch.zeros(6, dtype=torch.bool), next={"done": bools(1)}))
-
-
-def test_texts_lie_in_rows_wherever_they_are() -> None:
-    td = batch(deep={"text": NonTensorStack(*"abcdef")}, next={"done": bools(0)})
-    rows = split_trajectories(td)
-    assert rows["deep", "text"] == [["a"] * 5, ["b", "c", "d", "e", "f"]]
-    assert rows.get(("deep", "text")).batch_size == (2, 5)
-    square = TensorDict({"done": torch.zeros(2, 3, 1, dtype=torch.bool)}, [2, 3])
-    square["text"] = NonTensorStack(NonTensorStack(*"abc"), NonTensorStack(*"def"))
-    assert split_trajectories(square)["text"] == [["a", "b", "c"], ["d", "e", "f"]]
 
 
 def test_rows_of_equal_length_have_memory_and_texts_of_their_own() -> None:

@@ -77,36 +77,40 @@ def split_trajectories(
     root = _root(td, prefix) if trajectory_key is None else _path(trajectory_key)[:-1]
     ids_key = (*root, "traj_ids") if trajectory_key is None else _path(trajectory_key)
     ends, identified = _ends(td, ids_key, trajectory_key is not None, done_key)
-    ends = ends.clone()
-    ends[..., -1] = True  # a row of the batch ends what is open in it
-    ends = ends.reshape(-1)
     kept = _not_filled(td, root)
-    if kept is not None:
-        ends[:-1] |= ~kept[1:]
-        ends = ends[kept]
     texts: dict[tuple[str, ...], list[Any]] = {}
-    if kept is not None or not is_plain(td):
+    plain = is_plain(td)
+    if not plain:
         td = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1)
         texts = {} if as_nested else _texts(td)
         if texts:
             td = td.exclude(*texts)
-        if kept is not None:
-            td = td[kept]
+            plain = is_plain(td)
+    if kept is not None:
+        td = td.reshape(-1)[kept]
+        ends = _ends_of_kept(ends, kept)
     lie = _Rows(ends)
     new = {} if identified else {ids_key: lie.numbers}
-    made, batch = (lie.nested, torch.Size([lie.count])) if as_nested else (lie.padded, lie.mask.shape)
-    rows: TensorDictBase
-    if is_plain(td):
-        rows = _each(cast(TensorDict, td), made, batch, td.batch_dims)
-    else:
-        rows = cast(TensorDictBase, td.apply(made, batch_size=batch)) if as_nested else lie.indexed(td)
-    _set(rows, {key: made(value) for key, value in new.items()})
+    if not plain:
+        td = td.copy()
+        for key, value in new.items():
+            td.set(key, value)
     if as_nested:
-        return rows
+        made, batch = lie.nested, torch.Size([lie.count])
+    else:
+        made, batch = lie.padded, lie.mask.shape
+    if plain:
+        rows = _each(td, made, batch, td.batch_dims)
+        _set(rows, {key: made(value) for key, value in new.items()})
+    elif as_nested:
+        rows = cast(TensorDictBase, td.apply(made, batch_size=batch))
+    else:
+        rows = lie.indexed(td)
     for key, values in texts.items():
         steps = values if kept is None else list(compress(values, kept.tolist()))
         rows.set(key, _rows_of(steps, lie.lengths.tolist(), lie.mask.shape[1]))
-    _set(rows, {(*root, "mask"): lie.mask})
+    if not as_nested:
+        _set(rows, {(*root, "mask"): lie.mask})
     return rows
 
 
@@ -116,17 +120,19 @@ class _Rows:
     The few numbers that say so are worked out in NumPy: torch would take longer for them than for the rows.
 
     Args:
-        ends: bool ``[steps]``, on any device: whether a trajectory ends with each step, as with the last.
+        ends: bool ``[*batch, T]``, on any device: whether a trajectory ends with each step.
     """
 
     def __init__(self, ends: Tensor) -> None:
-        last = np.flatnonzero(ends.cpu().numpy())
+        flags = ends.cpu().numpy().copy()
+        flags[..., -1] = True  # a row of the batch ends what is open in it
+        last = np.flatnonzero(flags)
         self._first = np.concatenate([[0], last[:-1] + 1])
         self._last, self.lengths = last, last + 1 - self._first
         self.count = len(last)
         self.device = ends.device
         self._there = np.arange(int(self.lengths.max())) < self.lengths[:, None]
-        self._even = self._there.size == ends.numel()  # equally long: steps lie as they are to lie
+        self._even = self._there.size == flags.size  # equally long: steps lie as they are to lie
         self.mask = self._here(self._there)
 
     def _here(self, numbers: npt.NDArray[Any]) -> Tensor:
@@ -251,7 +257,7 @@ def _flags(value: Tensor, batch: torch.Size) -> Tensor:
 def _not_filled(td: TensorDictBase, root: tuple[str, ...]) -> Tensor | None:
     """Which steps are no filling, bool ``[steps]``; None: nothing says that any is."""
     for key in dict.fromkeys([(*root, "mask"), ("mask",)]):
-        mask = _at(td, key)
+        mask = td.get(key, None)
         if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.numel() == td.batch_size.numel():
             kept = mask.reshape(-1)
             if not kept.any():
@@ -280,3 +286,12 @@ def _rows_of(values: list[Any], lengths: list[int], longest: int) -> NonTensorSt
         rows.append(stack_of(row + row[-1:] * (longest - length)))
         start += length
     return NonTensorStack(*rows)
+
+
+def _ends_of_kept(ends: Tensor, kept: Tensor) -> Tensor:
+    """Whether a trajectory ends with each step that is no filling, ``[kept]``: before filling it does."""
+    ends = ends.clone()
+    ends[..., -1] = True  # a row of the batch ends what is open in it
+    ends = ends.reshape(-1)
+    ends[:-1] |= ~kept[1:]
+    return ends[kept]
