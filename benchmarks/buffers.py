@@ -7,9 +7,10 @@ python benchmarks/buffers.py --quick          # to see that it runs
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from rounds import Call, Medians, Parts, Skipped, against_peers, measure, option
 BATCHES = (32, 256, 4096)
 IMAGE_BATCHES = (32, 256)
 WRITES = (1, 64, 1000)
+ENVIRONMENTS = (1, 8, 64)
 FLOOR = "floor (NumPy)"
 
 
@@ -114,6 +116,43 @@ def writing(name: str, capacity: int, prioritized: bool) -> dict[str, Call]:
     return calls
 
 
+def recording(name: str, environments: int) -> dict[str, Call]:
+    """A step of vector environments recorded, in the layouts there are for it."""
+    if name != "replaybank":
+        raise Skipped("it has no recorder of environments")
+    from replaybank import LazyTensorStorage, TensorDictReplayBuffer, TrajectoryRecorder
+
+    calls: dict[str, Call] = {}
+    for mode, ndim in itertools.product(("same_step", "next_step"), (2, 1)):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000, ndim=ndim))
+        recorder = TrajectoryRecorder(buffer, num_envs=environments, autoreset=mode)
+        steps = _steps_of_environments(environments, mode)
+        calls[f"recording {environments} envs, {mode}, ndim={ndim}"] = partial(_record, recorder, steps)
+    return calls
+
+
+def _steps_of_environments(count: int, mode: str) -> Iterator[dict[str, Any]]:
+    """What environments with episodes of 50 to 100 steps give, with nothing computed in them."""
+    rng = np.random.default_rng(0)
+    left, resets = rng.integers(1, 100, count), np.zeros(count, np.bool_)
+    obs = rng.normal(size=(count, 17)).astype(np.float32)
+    fixed = {"action": np.ones((count, 6), np.float32), "reward": np.ones(count)}
+    while True:
+        after = obs + np.float32(1)
+        left = left - ~resets
+        ended = ~resets & (left <= 0)
+        left = np.where(ended, rng.integers(50, 100, count), left)
+        resets = ended & (mode == "next_step")
+        flags = {"terminated": ended, "truncated": np.zeros(count, np.bool_)}
+        yield {"obs": obs, **fixed, **flags, "next_obs": after, "info": {"final_obs": after + np.float32(1)}}
+        obs = after
+
+
+def _record(recorder: Any, steps: Iterator[dict[str, Any]]) -> Parts:
+    step = next(steps)
+    return timed(partial(recorder.record, **step))
+
+
 def _flashbax(replay: Any, data: dict[str, Any]) -> None:
     replay.state = replay.add(replay.state, data)
     replay.jax.block_until_ready(replay.state)
@@ -147,6 +186,13 @@ def main() -> None:
         for prioritized, kind in ((False, "writing"), (True, "prioritized writing")):
             cases = [f"{kind}, {count}" for count in WRITES]
             compared(partial(partial, writing, capacity=size, prioritized=prioritized), cases)
+    print("\nA step of vector environments, into 100,000 steps of 165 bytes")
+    for count in ENVIRONMENTS:
+        cases = [
+            f"recording {count} envs, {mode}, ndim={ndim}"
+            for mode, ndim in itertools.product(("same_step", "next_step"), (2, 1))
+        ]
+        compared(partial(partial, recording, environments=count), cases)
     print(f"\n{pairs:,} pairs of images, uint8 [4, 84, 84] each")
     cases = [f"images, B {batch}" for batch in IMAGE_BATCHES]
     compared(partial(partial, sampling, capacity=pairs, pixels=True), cases)

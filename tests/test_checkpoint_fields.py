@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from replaybank import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage, checkpoint_rows
 from replaybank.checkpoint import Field, FieldSpec, Rows, load, save
 from replaybank.errors import DataFormatError
-from replaybank.storages.table import LeafTable
+from replaybank.storages.leaf_table import LeafTable
 
 
 def items(count: int, first: int = 0) -> TensorDict:

@@ -7,7 +7,7 @@ can be held against what is in the storage, without knowing where it lies there.
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,6 +30,8 @@ from stream_world import SAMPLERS
 
 GAMMA = 0.5
 NO_GOAL = -7.0
+
+STRATEGIES: list[Literal["future", "final", "episode"] | None] = [None, "future", "final", "episode"]
 
 Step = tuple[int, int, int]
 
@@ -54,8 +56,7 @@ class World:
         layout = choose.choice(["columns", "in one", "a buffer each"])
         self.n = choose.choice([0, 1, 2, 3, 8])
         self.frames = choose.choice([0, 1, 2, 4])
-        strategies: list[Any] = [None, "future", "final", "episode"]
-        self.strategy = choose.choice(strategies)
+        self.strategy = choose.choice(STRATEGIES)
         self.ends = choose.random() < 0.5
         self.sampler = choose.choice(list(SAMPLERS))
         transforms: list[Any] = []
@@ -141,12 +142,12 @@ class World:
             else:
                 assert goal[:2] == [env, episode]
                 first, newest = _reach(there, (env, episode, step))
-                allowed = {
+                allowed: dict[str | None, Any] = {
                     "future": range(step + 1, newest + 2),
                     "final": [newest + 1],
                     "episode": range(first + 1, newest + 2),
-                }[self.strategy]
-                assert "slices" in self.sampler or goal[2] in allowed
+                }
+                assert "slices" in self.sampler or goal[2] in allowed[self.strategy]
                 assert first < goal[2] <= newest + 1
                 if self.ends and step < goal[2] <= last + 1:
                     last = goal[2] - 1

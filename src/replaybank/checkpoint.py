@@ -33,13 +33,9 @@ from replaybank.checkpoint_files import fsync_directory, write_atomically
 from replaybank.checkpoint_rows import Rows, StoredRows
 from replaybank.checkpoint_state import Earlier, Saved, SaveEntry, encode, read_state, write_state
 from replaybank.errors import DataFormatError
+from replaybank.file_lock import FileLock
 from replaybank.progress import watched_bytes
 from replaybank.sending import Sendable
-
-try:
-    import fcntl
-except ImportError:  # no file locks on this system: two savers of one path must then not meet
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "Field",
@@ -299,20 +295,14 @@ def _state_folders(root: Path) -> set[str]:
 @contextlib.contextmanager
 def _lock(root: Path, *, exclusive: bool) -> Iterator[None]:
     """Keep savers apart from each other and from readers; freed by the system when its holder dies."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(root, os.O_RDONLY)
+    lock = FileLock(root, os.O_RDONLY)
     try:
         # A file system without locks (some network ones) still serves a single saver.
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            lock.take(exclusive=exclusive)
         yield
     finally:
-        # Freed by hand: a child forked meanwhile holds a copy of the descriptor.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        lock.release()
 
 
 def _refuse_big_endian() -> None:

@@ -33,7 +33,7 @@ from replaybank import (
     StalenessAwareSampler,
 )
 from replaybank.samplers.base import Sampler
-from replaybank.storages.table import LeafTable
+from replaybank.storages.leaf_table import LeafTable
 
 SECONDS = float(os.environ.get("REPLAYBANK_ENDURANCE", "0.4"))
 ROWS = 400

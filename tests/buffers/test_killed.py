@@ -28,7 +28,7 @@ from replaybank import (
 )
 from replaybank.samplers.base import Sampler
 from replaybank.samplers.slice_starts import SliceStarts
-from replaybank.storages.table import LeafTable
+from replaybank.storages.leaf_table import LeafTable
 from replaybank.storages.write_log import WriteLog
 from replaybank.weights.sum_tree import SumTree
 

@@ -13,7 +13,7 @@ import torch
 from replaybank.errors import DataFormatError
 from replaybank.storages import LazyMemmapStorage, LazyTensorStorage, ListStorage, Storage, TensorStorage
 from replaybank.storages.layout import LeafSpec, RowLayout
-from replaybank.storages.table import LeafTable
+from replaybank.storages.leaf_table import LeafTable
 
 EPOCH, TOTAL, CURSOR, LENGTH, CONTINUES, TOUCHES = 0, 1, 2, 3, 5, 13
 

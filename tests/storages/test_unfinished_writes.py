@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from replaybank.storages import LazyTensorStorage, ListStorage, Storage
-from replaybank.storages.table import LeafTable
+from replaybank.storages.leaf_table import LeafTable
 from replaybank.storages.write_log import WriteLog
 from replaybank.trajectories import DoneSignal, TrajectoryIndex
 

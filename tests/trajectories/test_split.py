@@ -160,6 +160,69 @@ def test_texts_lie_in_rows_wherever_they_are() -> None:
     assert split_trajectories(square)["text"] == [["a", "b", "c"], ["d", "e", "f"]]
 
 
+def by_hand(td: TensorDict, ends: torch.Tensor) -> list[TensorDict]:
+    """The trajectories, one by one."""
+    stops = [int(stop) + 1 for stop in ends.nonzero().squeeze(-1)]
+    return [td[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("as_nested", [False, True])
+def test_every_leaf_of_any_batch_comes_as_if_cut_by_hand(seed: int, as_nested: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, steps = 1 + seed % 3, 11
+    done = torch.rand(rows, steps, 1, generator=generator) < (0.0 if seed == 7 else 0.3)
+    deep = TensorDict({"z": torch.arange(rows * steps * 6).reshape(rows, steps, 2, 3)}, [rows, steps, 2])
+    images = torch.randint(256, (rows, 4, steps, 2), dtype=torch.uint8, generator=generator).transpose(1, 2)
+    small = torch.rand(rows, steps, generator=generator)
+    td = TensorDict(
+        {
+            "images": images,
+            "next": {"done": done, "reward": torch.rand(rows, steps, 1, dtype=torch.float64)},
+            "deep": deep,
+            "half": small.to(torch.bfloat16),
+            "whole": (100 * small).to(torch.int64).to(torch.uint16),
+            "none": torch.zeros(rows, steps, 0),
+        },
+        [rows, steps],
+    )
+    before = td.clone()
+    ends = done.squeeze(-1).clone()
+    ends[:, -1] = True
+    if as_nested:
+        td = td.exclude("none", "whole")  # which torch cannot nest
+    found = split_trajectories(td, as_nested=as_nested)
+    parts = by_hand(td.reshape(-1), ends.reshape(-1))
+    assert found.shape[0] == len(parts)
+    for key in td.keys(True, True):
+        leaves = found[key].unbind()
+        for leaf, part in zip(leaves, parts, strict=True):
+            count, wanted = len(part), part[key]
+            assert torch.equal(leaf[:count].to(torch.float64), wanted.to(torch.float64))
+            assert leaf.dtype is wanted.dtype
+            assert as_nested or not leaf[count:].to(torch.float64).any()
+    if not as_nested:
+        assert found["deep"].batch_size == (*found.batch_size, 2)
+        assert [int(length) for length in found["mask"].sum(1)] == [len(part) for part in parts]
+        for key in found.keys(True, True):
+            found[key].view(torch.uint8)[:] = 1
+    for key in td.keys(True, True):
+        assert torch.equal(td[key].view(torch.uint8), before[key].view(torch.uint8))
+
+
+def test_gradients_flow_through_rows() -> None:
+    x = torch.ones(6, requires_grad=True)
+    rows = split_trajectories(TensorDict({"x": x, "done": bools(1, 4)}, [6]))
+    (rows["x"] * torch.arange(1.0, 4.0)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 2, 1, 2, 3, 1]
+
+
+def test_names_of_dimensions_do_not_hinder() -> None:
+    td = TensorDict({"x": torch.arange(6), "done": bools(1, 4)}, [6], names=["time"])
+    assert split_trajectories(td)["x"].tolist() == [[0, 1, 0], [2, 3, 4], [5, 0, 0]]
+
+
 def test_rows_of_equal_length_have_memory_and_texts_of_their_own() -> None:
     td = batch(next={"done": bools(2, 5)}, text=NonTensorStack(*"abcdef"))
     rows = split_trajectories(td)

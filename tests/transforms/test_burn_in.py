@@ -300,6 +300,24 @@ def test_priorities_go_to_the_steps_that_were_drawn() -> None:
     assert not starts & set(buffer.sample().reshape(3, 5)["observation"][:, 2].tolist())
 
 
+def test_the_first_step_that_was_drawn_of_each_slice_can_be_marked() -> None:
+    data = numbered(9, 3, 5, 8)  # trajectories of 4, 2 and 3 steps
+    marks = BurnIn(2, extend=True, first_key=("marks", "first"))
+    batch = drawn(data, marks, 9, num_slices=3)
+    first = batch["marks", "first"].squeeze(-1)
+    assert marks.first_key == ("marks", "first")
+    assert torch.equal(first, ~batch["burn_in"].squeeze(-1) & batch["burn_in"].squeeze(-1).roll(1))
+    assert first.sum() == 3
+    slices = split_trajectories(batch[~batch["padded"].squeeze(-1)])
+    burn_in = slices["burn_in"].squeeze(-1)
+    firsts = slices[torch.arange(len(slices)), burn_in.sum(1)]
+    assert torch.equal(firsts["observation"], batch["observation"][first])
+    assert torch.equal(slices[slices["marks", "first"].squeeze(-1)]["observation"], firsts["observation"])
+    plain = drawn(data, BurnIn(2, first_key="first"), 9, num_slices=3)
+    assert plain["observation"][plain["first"].squeeze(-1)].tolist() == firsts["observation"].tolist()
+    assert "first" not in drawn(data, BurnIn(2), 9, num_slices=3).keys()  # noqa: SIM118
+
+
 def test_a_plain_buffer_gets_the_steps_and_their_info() -> None:
     buffer = ReplayBuffer(
         storage=LazyTensorStorage(20),
@@ -318,6 +336,8 @@ def test_a_plain_buffer_gets_the_steps_and_their_info() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="are both 'padded'"):
         BurnIn(2, mask_key="padded")
+    with pytest.raises(ValueError, match="first_key='burn_in' is the key of another"):
+        BurnIn(2, first_key="burn_in")
     with pytest.raises(ValueError, match="n=0"):
         BurnIn(0, extend=True)
     both = [BurnIn(2, extend=True), BurnIn(3, extend=True, mask_key="more")]

@@ -38,7 +38,10 @@ def leaves_of(value: Any, key: Key, count: int, *, single: bool) -> dict[Key, Te
         {('observation', 'position'): [4, 2], ('observation', 'goals', '0'): [4]}
     """
     found: dict[Key, Tensor] = {}
-    _collect(value, key, found)
+    if type(value) is np.ndarray and value.dtype.kind in "biufc":  # as most are
+        found[key] = as_tensor(value, key)
+    else:
+        _collect(value, key, found)
     if not found:
         raise ValueError(f"There is nothing in {show(key)}: {value!r:.80}.")
     for path, leaf in found.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -113,13 +113,15 @@ class TrajectoryRecorder:
         self._ended = np.zeros(self._count, dtype=np.bool_)  # the last step was that of an episode
         self._fresh = np.ones(self._count, dtype=np.bool_)  # it was reset by hand
         self._begun = np.zeros(self._count, dtype=np.bool_)  # it is in mid-episode
-        self._step = torch.zeros(self._count, dtype=torch.int32)
-        self._episode = torch.zeros(self._count, dtype=torch.int64)
+        # Of the steps being recorded, never changed in place: they are what is written.
+        self._step: npt.NDArray[np.int32] = np.zeros(self._count, dtype=np.int32)
+        self._episode: npt.NDArray[np.int64] = np.zeros(self._count, dtype=np.int64)
+        self._envs = torch.arange(self._count, dtype=torch.int32)
         self._next_episode = max(_episodes_in(one) for one in self._buffers)
         self._first = True
         self._given: Any = None  # the last next_obs, and its leaves
         self._after: dict[Key, Tensor] = {}
-        self._like: dict[Key, Tensor] = {}  # an empty step, as the first was
+        self._like: dict[Key, _Form] = {}  # what the leaves of the first step were
         self.steps = 0
         self.episodes = 0
 
@@ -204,52 +206,55 @@ class TrajectoryRecorder:
         done = terminated | truncated
         there = self._true_steps(obs, before)
         started = ~self._begun
+        last = there & done
+        ends = int(np.count_nonzero(last))
         true_after = after
-        if self.autoreset == "same_step" and (there & done).any():
-            true_after = with_final(after, info, there & done, ("observation",), single=single)
+        if ends and self.autoreset == "same_step":
+            true_after = with_final(after, info, last, ("observation",), single=single)
         steps = {
             **before,
             **leaves_of(action, ("action",), count, single=single),
             **{("next", *key): leaf for key, leaf in true_after.items()},
             ("next", "reward"): rewards_of(reward, count, single=single),
-            ("next", "done"): torch.from_numpy(done).unsqueeze(-1),
-            ("next", "terminated"): torch.from_numpy(terminated).unsqueeze(-1),
-            ("next", "truncated"): torch.from_numpy(truncated).unsqueeze(-1),
+            ("next", "done"): torch.from_numpy(done[:, None]),
+            ("next", "terminated"): torch.from_numpy(terminated[:, None]),
+            ("next", "truncated"): torch.from_numpy(truncated[:, None]),
         }
         for name, value in (extra or {}).items():
             if name in _OURS:
                 raise ValueError(f"extra={name!r}: that is an entry of every step already.")
             steps.update(leaves_of(value, (name,), count, single=single))
         given, starting = self._of_one_kind(steps), there & started
-        episode, step = self._numbered(starting)
+        made, begins = int(np.count_nonzero(there)), int(np.count_nonzero(starting))
+        episode, step = self._numbered(starting, begins)
         steps = {
             **given,
-            ("episode",): episode,
-            ("step",): step,
+            ("episode",): torch.from_numpy(episode),
+            ("step",): torch.from_numpy(step),
             ("is_init",): torch.from_numpy(started),
         }
         if self._with_env:
-            steps["env",] = torch.arange(count, dtype=torch.int32)
-        cut = there & self._fresh
-        if there.any():
-            self._sink.write(steps, there, cut, there & done)
-        self._episode, self._step = episode, step + torch.from_numpy(there)
-        self._next_episode += int(starting.sum())
+            steps["env",] = self._envs
+        if made:
+            self._sink.write(steps, there, there & self._fresh, last)
+        self._episode, self._step = episode, step + there
+        self._next_episode += begins
         self._fresh &= ~there
         self._begun = np.where(there, ~done, self._begun)
-        self._ended = there & done
+        self._ended = last
         self._given, self._after = next_obs, after
-        self._like = self._like or {key: leaf[:0] for key, leaf in given.items()}
+        self._like = self._like or {key: _Form.of(leaf) for key, leaf in given.items()}
         self._first = False
-        self.steps += int(there.sum())
-        self.episodes += int((there & done).sum())
+        self.steps += made
+        self.episodes += ends
 
     def _true_steps(self, obs: Any, before: dict[Key, Tensor]) -> npt.NDArray[np.bool_]:
         """Which environments made a step, and did not reset; checks that obs is where the last one led."""
         resets = self._ended if self.autoreset == "next_step" else np.zeros(self._count, dtype=np.bool_)
-        follows = self._begun | resets
-        if not self._first and follows.any() and (obs is not self._given or isinstance(obs, int | float)):
-            strange = follows & differing(before, self._after)
+        if not self._first and (obs is not self._given or isinstance(obs, int | float)):
+            strange = self._begun | resets
+            if strange.any():
+                strange &= differing(before, self._after)
             if strange.any():
                 raise ValueError(
                     f"obs of environment {int(strange.argmax())} is not the next_obs of the step before, and "
@@ -275,13 +280,19 @@ class TrajectoryRecorder:
             cast = {}
             for key, leaf in steps.items():
                 like = self._like[key]
-                if leaf.shape[1:] != like.shape[1:] or _kind(leaf) != _kind(like):
+                if leaf.shape != like.shape:
                     break
-                cast[key] = leaf.to(like)
+                if leaf.dtype is not like.dtype or leaf.device != like.device:
+                    if _kind(leaf.dtype) != _kind(like.dtype):
+                        break
+                    leaf = leaf.to(like.device, like.dtype)
+                cast[key] = leaf
             else:
                 return cast
+        had = {key: _Form.of(leaf) for key, leaf in steps.items()}
         ours, theirs = (
-            {key: f"{v.dtype} {list(v.shape[1:])}" for key, v in d.items()} for d in (steps, self._like)
+            {key: f"{form.dtype} {list(form.shape[1:])}" for key, form in d.items()}
+            for d in (had, self._like)
         )
         differ = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
         raise ValueError(
@@ -290,14 +301,15 @@ class TrajectoryRecorder:
             + ". Nothing has been recorded."
         )
 
-    def _numbered(self, starting: npt.NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
-        """Numbers of episodes and steps, once some begin."""
-        if not starting.any():
+    def _numbered(
+        self, starting: npt.NDArray[np.bool_], begins: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Numbers of episodes and steps, once so many begin."""
+        if not begins:
             return self._episode, self._step
-        where = torch.from_numpy(starting)
-        episode = self._episode.clone()
-        episode[where] = self._next_episode + torch.arange(int(starting.sum()))
-        return episode, self._step.masked_fill(where, 0)
+        episode = self._episode.copy()
+        episode[starting] = self._next_episode + np.arange(begins)
+        return episode, np.where(starting, np.int32(0), self._step)
 
     def reset(self, mask: Any = None) -> None:
         """Note that environments were reset by hand: to be called after ``env.reset()`` in mid-episode. O(n).
@@ -363,10 +375,22 @@ class TrajectoryRecorder:
         return showing.html_of(self)
 
 
-def _kind(leaf: Tensor) -> str:
-    if leaf.dtype is torch.bool:
+class _Form(NamedTuple):
+    """What a leaf of a step is, but for its content."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, leaf: Tensor) -> _Form:
+        return cls(leaf.shape, leaf.dtype, leaf.device)
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype is torch.bool:
         return "bool"
-    return "float" if leaf.is_floating_point() else "complex" if leaf.is_complex() else "int"
+    return "float" if dtype.is_floating_point else "complex" if dtype.is_complex else "int"
 
 
 def _mode_in(env: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from replaybank.buffers.lanes import Lanes, Steps
 from replaybank.buffers.replay_buffer import ReplayBuffer
@@ -77,21 +76,29 @@ class Target:
         self._count = self.buffer.write_count
 
     def _data(self, steps: Steps, batch: Sequence[int]) -> TensorDict:
-        tree: dict[str, Any] = {}
+        root: dict[str, Any] = {}
+        among: dict[Key, dict[str, Any]] = {(): root}  # the entries at a path; those above stand before it
         for key, leaf in steps.items():
             if key is CUT:
                 continue
-            inner = tree
-            for part in key[:-1]:
-                inner = inner.setdefault(part, {})
+            inner = among.get(key[:-1])
+            if inner is None:
+                inner = _entries_at(key[:-1], among)
             inner[key[-1]] = leaf.clone() if self._keeps else leaf
-        return _built(tree, torch.Size(batch))
+        # Leaves that are known to fit: checking them would take longer than writing them.
+        size = torch.Size(batch)
+        for path, inner in reversed(among.items()):
+            if path:
+                among[path[:-1]][path[-1]] = build(inner, size, None)
+        return build(root, size, None)
 
 
-def _built(tree: dict[str, Any], batch: torch.Size) -> TensorDict:
-    """A TensorDict of leaves that are known to fit: checking them would take longer than writing them."""
-    source = {name: _built(part, batch) if isinstance(part, dict) else part for name, part in tree.items()}
-    return build(source, batch, None)
+def _entries_at(path: Key, among: dict[Key, dict[str, Any]]) -> dict[str, Any]:
+    found = among.get(path)
+    if found is None:
+        above = _entries_at(path[:-1], among)
+        found = among[path] = above[path[-1]] = {}
+    return found
 
 
 class ColumnSink:
@@ -121,22 +128,23 @@ class ColumnSink:
     def write(self, steps: Steps, there: Flags, cut: Flags, ended: Flags) -> None:
         """Take a step; see :class:`StepSink`. O(bytes of it)."""
         lanes, target = self._lanes, self._target
-        if there.all() and not lanes.waiting.any():
-            target.cut_if(bool(cut.any()))
+        if not np.count_nonzero(lanes.waiting) and np.count_nonzero(there) == self._count:
+            target.cut_if(bool(np.count_nonzero(cut)))
             target.add(steps, [self._count])
             return
         lanes.put({**steps, CUT: torch.from_numpy(cut)}, there)
+        if np.count_nonzero(lanes.waiting) < self._count:
+            if int(lanes.waiting.max()) > self._most:
+                self._give_up()
+            return
         try:
-            if lanes.waiting.all():
-                row = lanes.firsts()
-                target.cut_if(bool(row[CUT].any()))
-                target.add(row, [self._count])
-                lanes.forget(slice(None), 1)
+            row = lanes.firsts()
+            target.cut_if(bool(np.count_nonzero(row[CUT].numpy())))
+            target.add(row, [self._count])
+            lanes.forget(slice(None), 1)  # so nobody has more waiting than before
         except BaseException:
             lanes.take_back(there)
             raise
-        if int(lanes.waiting.max()) > self._most:
-            self._give_up()
 
     def _give_up(self) -> None:
         lanes = self._lanes
@@ -222,14 +230,11 @@ class BufferSink:
 
     def write(self, steps: Steps, there: Flags, cut: Flags, ended: Flags) -> None:
         """Write a step; see :class:`StepSink`. O(bytes of it)."""
+        envs = {key: leaf.unbind(0) for key, leaf in steps.items()}
         for env in np.flatnonzero(there).tolist():
             target = self._targets[env]
             target.cut_if(bool(cut[env]))
-            target.add(_of(steps, env), [])
+            target.add({key: leaves[env] for key, leaves in envs.items()}, [])
 
     def flush(self) -> None:
         """Nothing waits."""
-
-
-def _of(steps: Mapping[Key, Tensor], env: int) -> Steps:
-    return {key: leaf[env] for key, leaf in steps.items()}

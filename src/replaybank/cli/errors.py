@@ -42,7 +42,7 @@ def drop_output() -> None:
 
 
 def _output_is_full() -> bool:
-    """Whether it is standard output that has no room left: a file, or a device made for tests."""
+    """Whether it is standard output that has no room left: only files and devices for tests can have none."""
     try:
         output = os.fstat(sys.stdout.fileno())
         if stat.S_ISREG(output.st_mode):

@@ -25,6 +25,7 @@ __all__ = [
     "build_class",
     "entries",
     "entries_to_set",
+    "is_plain",
     "is_tensor_collection",
     "is_tensorclass",
     "leaf_of",
@@ -126,6 +127,13 @@ def entries(data: TensorDictBase) -> Mapping[str, Any]:
         if isinstance(inner, dict):
             return inner
     return {str(key): value for key, value in data.items()}
+
+
+def is_plain(data: Any) -> bool:
+    """Whether it is made of tensors and nameless TensorDicts alone: :func:`entries` gives all it has."""
+    if type(data) is not TensorDict or getattr(data, "_td_dim_names", None) is not None:
+        return False
+    return all(type(value) is torch.Tensor or is_plain(value) for value in entries(data).values())
 
 
 def leaf_of(data: TensorDictBase, path: tuple[str, ...]) -> Any:

@@ -17,7 +17,6 @@ from replaybank.errors import DataFormatError
 from replaybank.storages._tensordict import leaf_of
 from replaybank.storages.indexing import Run, as_index, columns_count, resolve
 from replaybank.storages.layout import Key
-from replaybank.storages.log_header import checked_state
 from replaybank.storages.resize import Move
 from replaybank.storages.write_log import WriteLog
 
@@ -459,26 +458,6 @@ class Storage(Stateful):
         return showing.html_of(self)
 
 
-def check_log(state: Any, length: int) -> int:
-    """Check the log of a state: its numbers must fit each other and ``length`` valid rows. O(rows).
-
-    Returns:
-        The capacity that it speaks of.
-
-    Raises:
-        DataFormatError: it is damaged.
-    """
-    _, cut = checked_state(state)
-    log = WriteLog(len(cut))
-    log.load_state_dict(state)
-    if log.length != length:
-        raise DataFormatError(
-            f"The state is damaged: its log speaks of {log.length} rows, and it holds {length}. Nothing has "
-            "been changed."
-        )
-    return log.rows
-
-
 def entry(state: Any, name: str, kind: type[T]) -> T:
     """An entry of a storage's state.
 
@@ -493,16 +472,6 @@ def entry(state: Any, name: str, kind: type[T]) -> T:
             f"{value!r:.80}; there is {there!s:.200}. Nothing has been changed."
         )
     return value
-
-
-def resize_log(log: WriteLog, rows: int) -> None:
-    """Give a log that has not wrapped another number of rows; its followers stay right. O(rows)."""
-    cut = torch.zeros(rows, dtype=torch.bool)
-    kept = min(log.rows, rows)
-    cut[:kept] = log.cut[:kept]
-    if rows > log.rows:
-        cut[0] = True  # what has more room than before is not full: it cannot have wrapped
-    log.__setstate__({"rows": rows, "state": log.state, "cut": cut})
 
 
 def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from replaybank.storages.base import check_log
 from replaybank.storages.layout import DTYPES, Key, LeafSpec, RowLayout
 from replaybank.storages.list import ListStorage
+from replaybank.storages.log_states import check_log, moved_state
 from replaybank.storages.structure import Structure, show
-from replaybank.storages.write_log import moved_state
 
 Codec = Callable[[bytes], bytes]
 """Bytes in, bytes out."""

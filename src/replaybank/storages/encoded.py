@@ -16,7 +16,8 @@ from replaybank.storages.frames import EncodedFrames, frames_of
 from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
 from replaybank.storages.packed import PackedRows
 from replaybank.storages.structure import show
-from replaybank.storages.table import Leaf, Table, checked, read, whole
+from replaybank.storages.table import Leaf, Table, read, whole
+from replaybank.storages.torch_indexing import checked
 
 _LARGEST_RATIO = 1.5
 """No encoder makes more of pixels than this (noise as JPEG of quality 100 takes 1.3 times as much); files and

@@ -10,15 +10,17 @@ import torch
 
 from replaybank import showing
 from replaybank.storages.arena import Arena, MemoryArena, SharedArena
-from replaybank.storages.base import Batch, Storage, resize_log
+from replaybank.storages.base import Batch, Storage
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.encoded import EncodedTable, check_encoded
 from replaybank.storages.frames import EncodedFrames
 from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.leaf_table import LeafTable
 from replaybank.storages.leaves import common_lead, is_empty, leaf_specs
+from replaybank.storages.log_states import resize_log
 from replaybank.storages.next_table import NextTable, links_of
 from replaybank.storages.structure import Structure
-from replaybank.storages.table import LeafTable, Table
+from replaybank.storages.table import Table
 from replaybank.storages.tensor import TensorStorage
 
 

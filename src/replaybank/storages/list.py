@@ -12,13 +12,13 @@ from tensordict import is_tensor_collection
 from torch import Tensor
 
 from replaybank import showing
-from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
+from replaybank.storages.base import Batch, Storage, entry
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run
 from replaybank.storages.log_header import checked_state
+from replaybank.storages.log_states import check_log, cursor_and_length, moved_state, resize_log
 from replaybank.storages.resize import Move, move_to
-from replaybank.storages.table import out_of_range
-from replaybank.storages.write_log import cursor_and_length, moved_state
+from replaybank.storages.torch_indexing import out_of_range
 
 UNBOUNDED = sys.maxsize
 """Capacity of a list without ``max_size``."""

@@ -13,9 +13,11 @@ from replaybank.storages.arena import Arena
 from replaybank.storages.batch_memory import BatchMemory
 from replaybank.storages.forms import BatchForms
 from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
+from replaybank.storages.leaf_table import PLAN_BYTES, LeafTable
 from replaybank.storages.next_state import FIRST_SLOT, PENDING, check_next
 from replaybank.storages.packed import PackedRows
-from replaybank.storages.table import PLAN_BYTES, Leaf, LeafTable, checked, out_of_range, read, whole
+from replaybank.storages.table import Leaf, read, whole
+from replaybank.storages.torch_indexing import checked, out_of_range
 
 OBSERVATION: Key = ("observation",)
 NEXT_OBSERVATION: Key = ("next", "observation")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from replaybank.checkpoint import StoredField, StoredRows
-from replaybank.storages.write_log import cursor_and_length, moved_state
+from replaybank.storages.log_states import cursor_and_length, moved_state
 
 
 class Move(NamedTuple):

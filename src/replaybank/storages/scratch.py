@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -15,12 +14,8 @@ import torch
 from torch import Tensor
 
 from replaybank import _native
+from replaybank.file_lock import AVAILABLE, FileLock
 from replaybank.storages.capacity import check_disk, human
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: no locks, so the maker alone cleans up
-    fcntl = None  # type: ignore[assignment]
 
 _PREFIX = "replaybank-scratch-"
 _LOCK = ".users"
@@ -114,7 +109,7 @@ class ScratchFolder:
     Every user holds a shared lock (``flock``) on a file in it; who goes and gets the lock for himself alone
     was the last and removes the folder. The system drops the locks of a process that was killed, and the next
     temporary folder that is made removes those that nobody holds: a crash leaves files only until then.
-    Forked children use their parent's lock: the folder goes with the parent, their mappings stay usable.
+    Forked children are no users: the folder goes with their parent, their mappings stay usable.
 
     Safe in any thread.
 
@@ -122,10 +117,9 @@ class ScratchFolder:
         path: an existing scratch folder to use as well.
     """
 
-    def __init__(self, path: Path, lock: int | None = None) -> None:
+    def __init__(self, path: Path, lock: FileLock | None = None) -> None:
         self.path = path
-        self._lock = _hold(path) if lock is None else lock
-        self._finalizer = weakref.finalize(self, _leave, path, self._lock, os.getpid())
+        self._finalizer = weakref.finalize(self, _leave, path, _hold(path) if lock is None else lock)
 
     @classmethod
     def temporary(cls) -> ScratchFolder:
@@ -145,28 +139,23 @@ class ScratchFolder:
         self._finalizer()
 
 
-def _hold(path: Path) -> int:
-    lock = os.open(path / _LOCK, os.O_RDWR)
-    if fcntl is not None:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+def _hold(path: Path) -> FileLock:
+    lock = FileLock(path / _LOCK, os.O_RDWR)
+    lock.take(exclusive=False)
     return lock
 
 
-def _leave(path: Path, lock: int, process: int) -> None:
+def _leave(path: Path, lock: FileLock) -> None:
     try:
-        # A forked child shares its parent's lock: trying it would take the parent's away.
-        if os.getpid() == process and _alone(lock):
+        if lock.held and _alone(lock):
             shutil.rmtree(path, ignore_errors=True)
     finally:
-        with contextlib.suppress(OSError):
-            os.close(lock)
+        lock.release()
 
 
-def _alone(lock: int) -> bool:
-    if fcntl is None:
-        return True
+def _alone(lock: FileLock) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.take(wait=False)
     except OSError:
         return False
     return True
@@ -174,15 +163,15 @@ def _alone(lock: int) -> bool:
 
 def _sweep(parent: Path) -> None:
     """Remove scratch folders of processes that were killed. Best effort."""
-    if fcntl is None:
+    if not AVAILABLE:
         return
     for path in parent.glob(f"{_PREFIX}*"):
         try:
-            lock = os.open(path / _LOCK, os.O_RDWR)
+            lock = FileLock(path / _LOCK, os.O_RDWR)
         except OSError:  # going just now, or somebody else's
             continue
         try:
             if _alone(lock):
                 shutil.rmtree(path, ignore_errors=True)
         finally:
-            os.close(lock)
+            lock.release()

@@ -13,16 +13,19 @@ from replaybank import showing
 from replaybank.checkpoint import Field, Rows
 from replaybank.errors import DataFormatError
 from replaybank.storages.arena import MemoryArena
-from replaybank.storages.base import Batch, Storage, check_log, entry, resize_log
+from replaybank.storages.base import Batch, Storage, entry
 from replaybank.storages.capacity import check_memory, whole_number
 from replaybank.storages.indexing import Run, columns_count
 from replaybank.storages.layout import Key, LeafPlace, LeafSpec, RowLayout
+from replaybank.storages.leaf_table import LeafTable
 from replaybank.storages.leaves import common_lead, count_of, is_empty, leaf_specs
 from replaybank.storages.log_header import checked_state
+from replaybank.storages.log_states import check_log, resize_log
 from replaybank.storages.resize import Move, move_to, resized
 from replaybank.storages.structure import Differs, Structure, show
-from replaybank.storages.table import Leaf, LeafTable, Table, checked
+from replaybank.storages.table import Leaf, Table
 from replaybank.storages.tensor_state import check_columns, check_data, renumbered
+from replaybank.storages.torch_indexing import checked
 
 CHECKED_COPY_BYTES = 1 << 26
 """Copies of at least this size ask first how much memory there is: asking takes 80 microseconds."""

@@ -36,7 +36,7 @@ from replaybank.storages.log_header import (
     checked_state,
 )
 
-__all__ = ["RING", "LogChanges", "LogMark", "WriteLog", "cursor_and_length", "moved_state"]
+__all__ = ["RING", "LogChanges", "LogMark", "WriteLog"]
 
 _NO_ROWS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
@@ -475,32 +475,6 @@ class WriteLog(Sendable):
 
     def __repr__(self) -> str:
         return f"WriteLog(rows={self.rows}, length={self.length}, cursor={self.cursor}, total={self.total})"
-
-
-def cursor_and_length(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Where the next regular write goes, and the number of valid rows, of a checked state."""
-    header = state["header"]
-    return int(header[CURSOR]), int(header[LENGTH])
-
-
-def moved_state(state: Mapping[str, Any], rows: int, first: int) -> dict[str, Any]:
-    """The checked state of a log, for one with another number of rows. O(rows).
-
-    Args:
-        state: its rows, if not all of them are valid, stay where they are.
-        rows: capacity along time, at least the number of valid rows.
-        first: the row that becomes row 0, with the others behind it in a circle; where all rows are valid
-            and the next write replaces the oldest, the row that it replaces.
-    """
-    header, length = state["header"].clone(), int(state["header"][LENGTH])
-    cut = torch.zeros(rows, dtype=torch.bool)
-    cut[:length] = state["cut"][:length].roll(-first, 0)
-    full = length == len(state["cut"])
-    header[CURSOR] = length % rows if full else header[CURSOR] % rows
-    # Nothing joins across the write cursor, and what has room left has not gone round.
-    cut[int(header[CURSOR])] = True
-    cut[0] = True
-    return {"header": header, "cut": cut}
 
 
 def _name_anew(state: Tensor) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import cached_property, reduce
 from itertools import compress
 from typing import Any, TypeAlias, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import (
     LazyStackedTensorDict,
@@ -16,7 +20,8 @@ from tensordict import (
 from torch import Tensor
 
 from replaybank.errors import MissingKeyError
-from replaybank.storages._tensordict import stack_of
+from replaybank.storages._tensordict import build, entries, entries_to_set, is_plain, stack_of
+from replaybank.storages.torch_indexing import movable
 
 NestedKey: TypeAlias = "str | tuple[str, ...]"
 
@@ -72,43 +77,126 @@ def split_trajectories(
     root = _root(td, prefix) if trajectory_key is None else _path(trajectory_key)[:-1]
     ids_key = (*root, "traj_ids") if trajectory_key is None else _path(trajectory_key)
     ends, identified = _ends(td, ids_key, trajectory_key is not None, done_key)
-    ends[..., -1] = True  # a row of the batch ends what is open in it
-    ends = ends.reshape(-1)
     kept = _not_filled(td, root)
+    texts: dict[tuple[str, ...], list[Any]] = {}
+    plain = is_plain(td)
+    if not plain:
+        td = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1)
+        texts = {} if as_nested else _texts(td)
+        if texts:
+            td = td.exclude(*texts)
+            plain = is_plain(td)
     if kept is not None:
-        ends[:-1] |= ~kept[1:]
-        ends = ends[kept]
-    flat = (td.contiguous() if isinstance(td, LazyStackedTensorDict) else td).reshape(-1)
-    texts = {} if as_nested else _texts(flat)
-    if texts:
-        flat = flat.exclude(*texts)
-    if kept is not None:
-        flat = flat[kept]
-    if not identified:
-        flat = flat.copy()
-        flat.set(ids_key, ends.cumsum(0) - ends.to(torch.int64))
-    last = ends.nonzero().squeeze(-1)
-    lengths = torch.diff(last, prepend=last.new_tensor([-1]))
+        td = td.reshape(-1)[kept]
+        ends = _ends_of_kept(ends, kept)
+    lie = _Rows(ends)
+    new = {} if identified else {ids_key: lie.numbers}
+    if not plain:
+        td = td.copy()
+        for key, value in new.items():
+            td.set(key, value)
     if as_nested:
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        nested = flat.apply(
-            lambda leaf: torch.nested.nested_tensor_from_jagged(leaf, offsets), batch_size=[len(lengths)]
-        )
-        return cast(TensorDictBase, nested)
-    step = torch.arange(int(lengths.max()), device=ends.device)
-    mask = step < lengths.unsqueeze(-1)
-    rows: TensorDictBase
-    if lengths.numel() * step.numel() == flat.numel():  # equally long: they lie as they are to lie
-        rows = flat.reshape(mask.shape).clone()
+        made, batch = lie.nested, torch.Size([lie.count])
     else:
-        first = last + 1 - lengths
-        rows = flat[(first.unsqueeze(-1) + step).minimum(last.unsqueeze(-1))]
-        _zero(rows, ~mask)
+        made, batch = lie.padded, lie.mask.shape
+    if plain:
+        rows = _each(td, made, batch, td.batch_dims)
+        _set(rows, {key: made(value) for key, value in new.items()})
+    elif as_nested:
+        rows = cast(TensorDictBase, td.apply(made, batch_size=batch))
+    else:
+        rows = lie.indexed(td)
     for key, values in texts.items():
         steps = values if kept is None else list(compress(values, kept.tolist()))
-        rows.set(key, _rows_of(steps, lengths.tolist(), step.numel()))
-    rows.set((*root, "mask"), mask)
+        rows.set(key, _rows_of(steps, lie.lengths.tolist(), lie.mask.shape[1]))
+    if not as_nested:
+        _set(rows, {(*root, "mask"): lie.mask})
     return rows
+
+
+class _Rows:
+    """How the steps of a batch lie in rows, one a trajectory.
+
+    The few numbers that say so are worked out in NumPy: torch would take longer for them than for the rows.
+
+    Args:
+        ends: bool ``[*batch, T]``, on any device: whether a trajectory ends with each step.
+    """
+
+    def __init__(self, ends: Tensor) -> None:
+        flags = ends.cpu().numpy().copy()
+        flags[..., -1] = True  # a row of the batch ends what is open in it
+        last = np.flatnonzero(flags)
+        self._first = np.concatenate([[0], last[:-1] + 1])
+        self._last, self.lengths = last, last + 1 - self._first
+        self.count = len(last)
+        self.device = ends.device
+        self._there = np.arange(int(self.lengths.max())) < self.lengths[:, None]
+        self._even = self._there.size == flags.size  # equally long: steps lie as they are to lie
+        self.mask = self._here(self._there)
+
+    def _here(self, numbers: npt.NDArray[Any]) -> Tensor:
+        found = torch.from_numpy(numbers)
+        return found if self.device.type == "cpu" else found.to(self.device)
+
+    @property
+    def numbers(self) -> Tensor:
+        """Of which trajectory each step is, int64 ``[steps]``."""
+        return self._here(np.repeat(np.arange(self.count), self.lengths))
+
+    @cached_property
+    def _places(self) -> Tensor:
+        return self._here(np.flatnonzero(self._there))
+
+    @cached_property
+    def _offsets(self) -> Tensor:
+        return self._here(np.append(self._first, self._last[-1] + 1))
+
+    def padded(self, leaf: Tensor) -> Tensor:
+        """A leaf ``[steps, ...]`` in rows ``[S, T_max, ...]``, zero where there is no step. A copy."""
+        shape = (*self._there.shape, *leaf.shape[1:])
+        if self._even:
+            return leaf.clone(memory_format=torch.contiguous_format).view(shape)
+        steps = movable(leaf)
+        places = self._places if leaf.device == self.device else self._places.to(leaf.device)
+        rows = steps.new_zeros((self._there.size, *leaf.shape[1:])).index_copy_(0, places, steps)
+        return (rows if steps is leaf else rows.view(leaf.dtype)).view(shape)
+
+    def nested(self, leaf: Tensor) -> Tensor:
+        """A leaf ``[steps, ...]`` as a jagged tensor ``[S, *, ...]``."""
+        return torch.nested.nested_tensor_from_jagged(leaf, self._offsets)
+
+    def indexed(self, flat: TensorDictBase) -> TensorDictBase:
+        """The rows of any ``[steps]`` that can be indexed; what is no tensor repeats its last value."""
+        if self._even:
+            return flat.reshape(self.mask.shape).clone()
+        step = np.arange(self._there.shape[1])
+        rows = flat[self._here(np.minimum(self._first[:, None] + step, self._last[:, None]))]
+        entry: Any
+        for entry in rows.values(True, True):
+            if isinstance(entry, Tensor):
+                entry[~self.mask] = 0
+        return rows
+
+
+def _each(td: TensorDict, made: Callable[[Tensor], Tensor], batch: torch.Size, dims: int) -> TensorDict:
+    """A plain TensorDict with something made of each of its leaves, whose first dimensions are made one."""
+    source: dict[str, Any] = {}
+    for name, value in entries(td).items():
+        if type(value) is Tensor:
+            source[name] = made(value if dims == 1 else value.flatten(0, dims - 1))
+        else:
+            source[name] = _each(value, made, batch, dims)
+    return build(source, batch + td.batch_size[dims:], td.device)
+
+
+def _set(td: TensorDictBase, values: Mapping[tuple[str, ...], Tensor]) -> None:
+    among = entries_to_set(td)
+    for key, value in values.items():
+        if among is None or len(key) > 1 or td.device not in (None, value.device):
+            td.set(key, value)
+        else:
+            among[key[0]] = value  # it fits; looking whether it does would take longer
 
 
 def _path(key: NestedKey) -> tuple[str, ...]:
@@ -118,14 +206,24 @@ def _path(key: NestedKey) -> tuple[str, ...]:
 def _root(td: TensorDictBase, prefix: NestedKey | None) -> tuple[str, ...]:
     if prefix is not None:
         return _path(prefix)
-    return ("collector",) if is_tensor_collection(td.get("collector", None)) else ()
+    return ("collector",) if is_tensor_collection(_at(td, ("collector",))) else ()
+
+
+def _at(td: TensorDictBase, path: tuple[str, ...]) -> Any:
+    """The entry at a path, None if there is none; without the checks of ``td.get(path, None)``."""
+    found: Any = td
+    for part in path:
+        if type(found) is not TensorDict:
+            return td.get(path, None)
+        found = entries(found).get(part)
+    return found
 
 
 def _ends(
     td: TensorDictBase, ids_key: tuple[str, ...], ids_named: bool, done_key: NestedKey | None
 ) -> tuple[Tensor, bool]:
     """Whether a trajectory ends with each step, ``[*batch, T]``, and if that is from an identity."""
-    ids = td.get(ids_key, None) if ids_named or done_key is None else None
+    ids = _at(td, ids_key) if ids_named or done_key is None else None
     if ids is not None:
         ids = ids.reshape(*td.batch_size, -1)
         ends = torch.zeros(td.batch_size, dtype=torch.bool, device=ids.device)
@@ -137,7 +235,7 @@ def _ends(
         for name in [("truncated",), ("done",)] if done_key is None else [_path(done_key)]:
             places = [("next", *name), name]
             asked += places
-            values = [value for value in (td.get(place, None) for place in places) if value is not None]
+            values = [value for value in (_at(td, place) for place in places) if value is not None]
             found += values[:1]
     if not found:
         there = sorted(map(str, td.keys(True, True)))
@@ -145,8 +243,15 @@ def _ends(
             f"Nothing says where trajectories end: there is none of {[ids_key, *asked]}; the keys are "
             f"{there}. Name one with trajectory_key or done_key."
         )
-    parts = [(value != 0).reshape(*td.batch_size, -1).any(-1) for value in found]
-    return torch.stack(parts).any(0), False
+    flags = [_flags(value, td.batch_size) for value in found]
+    return reduce(torch.logical_or, flags), False
+
+
+def _flags(value: Tensor, batch: torch.Size) -> Tensor:
+    flags = value if value.dtype is torch.bool else value != 0
+    if flags.numel() == batch.numel():
+        return flags.reshape(batch)
+    return flags.reshape(*batch, -1).any(-1)
 
 
 def _not_filled(td: TensorDictBase, root: tuple[str, ...]) -> Tensor | None:
@@ -183,9 +288,10 @@ def _rows_of(values: list[Any], lengths: list[int], longest: int) -> NonTensorSt
     return NonTensorStack(*rows)
 
 
-def _zero(td: TensorDictBase, where: Tensor) -> None:
-    """Zero the tensors of a TensorDict at some of its places, in their own memory."""
-    entry: Any
-    for entry in td.values(True, True):
-        if isinstance(entry, Tensor):
-            entry[where] = 0
+def _ends_of_kept(ends: Tensor, kept: Tensor) -> Tensor:
+    """Whether a trajectory ends with each step that is no filling, ``[kept]``: before filling it does."""
+    ends = ends.clone()
+    ends[..., -1] = True  # a row of the batch ends what is open in it
+    ends = ends.reshape(-1)
+    ends[:-1] |= ~kept[1:]
+    return ends[kept]

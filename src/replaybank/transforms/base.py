@@ -13,7 +13,7 @@ from replaybank import showing
 from replaybank.samplers.arguments import key_of
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
-from replaybank.storages.table import movable
+from replaybank.storages.torch_indexing import movable
 from replaybank.trajectories.index import TrajectoryIndex
 from replaybank.trajectories.signals import Key
 from replaybank.trajectories.windows import Windows, windows

@@ -49,12 +49,14 @@ class BurnIn(SampleTransform):
         mask_key: where the mark is put, bool ``[B, 1]``, True in the first ``n`` steps of each slice.
         padded_key: with ``extend``, where the second mark is put, bool ``[B, 1]``, True at steps that only
             stand for ones that are not there. They are marked as burn-in as well.
+        first_key: where a third mark is put, bool ``[B, 1]``, True at the first step of each slice that the
+            sampler drew, behind the steps that came on top: whose priority is the slice's.
         end_key: where trajectories end, as for :class:`~replaybank.SliceSampler`; by default as the sampler
             of the buffer was told.
         traj_key: the same.
 
     Raises:
-        ValueError: ``n`` is less than 1, or the two marks are one.
+        ValueError: ``n`` is less than 1, or two marks are one.
         TypeError: ``n`` is no integer, or a key is none.
 
     Complexity:
@@ -102,6 +104,7 @@ class BurnIn(SampleTransform):
         *,
         mask_key: InfoKey = "burn_in",
         padded_key: InfoKey = "padded",
+        first_key: InfoKey | None = None,
         end_key: InfoKey | None = None,
         traj_key: InfoKey | None = None,
     ) -> None:
@@ -110,8 +113,11 @@ class BurnIn(SampleTransform):
         self.extend = bool(extend)
         self._mask = path_of("mask_key", mask_key)
         self._padded = path_of("padded_key", padded_key)
+        self._first = None if first_key is None else path_of("first_key", first_key)
         if self._mask == self._padded:
             raise ValueError(f"mask_key and padded_key are both {mask_key!r}: give each its own.")
+        if self._first in (self._mask, self._padded):
+            raise ValueError(f"first_key={first_key!r} is the key of another mark: give each its own.")
 
     @property
     def mask_key(self) -> InfoKey:
@@ -128,13 +134,23 @@ class BurnIn(SampleTransform):
         """Where the mark of steps is put that only stand for others."""
         return shown(self._padded)
 
+    @property
+    def first_key(self) -> InfoKey | None:
+        """Where the mark of the first step is put that the sampler drew; None: nowhere."""
+        return None if self._first is None else shown(self._first)
+
     def over(self, below: StepView, drawn: Drawn) -> StepView:
         """The view of a batch with the marks.
 
         Raises:
             RuntimeError: the batch is not made of slices.
         """
-        marks = {self._mask: first_steps(ends_of(self, drawn.ends), self.n)}
+        ends = ends_of(self, drawn.ends)
+        marks = {self._mask: first_steps(ends, self.n)}
+        if self._first is not None:
+            before = self.steps_before
+            first = first_steps(ends, before + 1)
+            marks[self._first] = first & ~first_steps(ends, before) if before else first
         if self.extend and drawn.padded is not None:
             marks[self._padded] = drawn.padded.unsqueeze(-1)
         return _Marked(below, marks, drawn.padded)

@@ -13,7 +13,7 @@ from replaybank.errors import MissingKeyError
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import InfoKey
 from replaybank.storages.layout import LeafPlace
-from replaybank.storages.table import movable
+from replaybank.storages.torch_indexing import movable
 from replaybank.trajectories.signals import Key
 from replaybank.transforms.base import NEXT, Drawn, SampleTransform, StepView, over_items, path_of, shown
 

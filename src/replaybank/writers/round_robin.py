@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from replaybank.storages._tensordict import is_tensor_collection
+from replaybank.storages.base import Storage
 from replaybank.writers.base import Writer, indexed, place_grid, places
 
 
@@ -37,10 +38,13 @@ class RoundRobinWriter(Writer):
         Returns:
             An int, or int64 ``[items, ndim]`` for more dimensions.
         """
+        return self._add(data, None)
+
+    def _add(self, data: Any, grid: Tensor | None) -> Any:
         storage = self.storage
         start = storage.log.cursor
         storage.write(start, storage.prepare(data, single=True))
-        return start if storage.ndim == 1 else places(storage, start, 1)
+        return start if storage.ndim == 1 else _written(storage, start, 1, grid)
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch; nothing, and an empty index, for an empty one. O(bytes of it).
@@ -51,11 +55,14 @@ class RoundRobinWriter(Writer):
         Returns:
             int64 ``[B]``, or ``[items, ndim]``, time-major, for more dimensions.
         """
+        return self._extend(data, None)
+
+    def _extend(self, data: Any, grid: Tensor | None) -> Tensor:
         storage = self.storage
         start = storage.log.cursor
         batch = storage.prepare(data)
         storage.write(start, batch)
-        return places(storage, start, batch.rows)
+        return _written(storage, start, batch.rows, grid)
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
@@ -87,7 +94,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
         _check(data)
         storage = self.storage
         columns = tuple(data.batch_size[: storage.ndim - 1])
-        return super().add(indexed(data, place_grid(storage, storage.log.cursor, 1, columns)[0], storage))
+        grid = place_grid(storage, storage.log.cursor, 1, columns)
+        return self._add(indexed(data, grid[0], storage), grid)
 
     def extend(self, data: Any) -> Tensor:
         """Write a batch of TensorDicts, or a list of them; see :meth:`RoundRobinWriter.extend`."""
@@ -98,16 +106,23 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
                 _check(item)
             columns = tuple(data[0].batch_size[: storage.ndim - 1]) if data else ()
             grid = place_grid(storage, start, len(data), columns)
-            return super().extend(
-                [indexed(item, place, storage) for item, place in zip(data, grid, strict=True)]
-            )
+            items = [indexed(item, place, storage) for item, place in zip(data, grid, strict=True)]
+            return self._extend(items, grid)
         _check(data)
         if not data.batch_size:
             raise ValueError("The TensorDict has no batch dimension; use `add` for one item.")
         if not data.batch_size[0]:
-            return super().extend(data)
-        columns = tuple(data.batch_size[1 : storage.ndim])
-        return super().extend(indexed(data, place_grid(storage, start, data.batch_size[0], columns), storage))
+            return self._extend(data, None)
+        grid = place_grid(storage, start, data.batch_size[0], tuple(data.batch_size[1 : storage.ndim]))
+        return self._extend(indexed(data, grid, storage), grid)
+
+
+def _written(storage: Storage, start: int, rows: int, grid: Tensor | None) -> Tensor:
+    """Where rows went, of which the places may be known already."""
+    # In one dimension a list keeps the very places that were handed in with the data: those are the caller's.
+    if grid is None or storage.ndim == 1 or grid.shape[:-1] != (rows, *storage.columns):
+        return places(storage, start, rows)
+    return grid.view(-1, storage.ndim)
 
 
 def _check(data: Any) -> None:

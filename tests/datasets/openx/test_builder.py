@@ -12,10 +12,11 @@ import pytest
 
 import memory_source
 from memory_source import FIELDS, Frames
-from replaybank.datasets.openx.builder import DatasetBuilder, plan
+from replaybank.datasets.openx.builder import DatasetBuilder
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS, read_manifest, read_progress
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.locks import LOCK
+from replaybank.datasets.openx.planning import plan
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.ted import TedEpisode, ted_leaves, to_ted
 from replaybank.errors import DataFormatError

@@ -18,7 +18,7 @@ from reference.tfrecord import parse_example, read_file
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.streamed import StreamError
+from replaybank.datasets.openx.streamed_storage import StreamError
 from replaybank.errors import IncompleteDatasetError
 from replaybank.samplers.random import RandomSampler
 from replaybank.samplers.slice import SliceSampler

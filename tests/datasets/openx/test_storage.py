@@ -15,7 +15,8 @@ from tensordict import TensorDict
 
 import memory_source
 from memory_source import FIELDS, Frames
-from replaybank.datasets.openx.builder import DatasetBuilder, plan
+from replaybank.datasets.openx.builder import DatasetBuilder
+from replaybank.datasets.openx.planning import plan
 from replaybank.datasets.openx.sources.base import Episode, Key
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.ted import ted_leaves, to_ted

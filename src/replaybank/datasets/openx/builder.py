@@ -16,7 +16,6 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from replaybank import _native
 from replaybank.checkpoint import fsync_directory, write_json_atomically
@@ -53,7 +52,7 @@ from replaybank.datasets.openx.frames import (
 from replaybank.datasets.openx.packing import RowPacker
 from replaybank.datasets.openx.ted import Leaf, TedEpisode
 from replaybank.errors import DataFormatError
-from replaybank.storages.layout import Key, LeafSpec, RowLayout
+from replaybank.storages.layout import Key, RowLayout
 
 _TOGETHER = 1 << 18
 """Bytes of a file that are held until they are written at once: a call of the system takes as long as the
@@ -65,37 +64,6 @@ _LEAST_AHEAD, _MOST_AHEAD = 1 << 20, 1 << 26
 _LINE = json.JSONEncoder(ensure_ascii=True, sort_keys=True)
 _COUNTED = frozenset({STRINGS, METADATA, EPISODES, CHECKSUMS})
 """Files that have one checksum in all, and not one for each episode."""
-
-
-def plan(
-    name: str, split: str, origin: Mapping[str, Any], leaves: Mapping[Key, Leaf], *, encoded: bool = False
-) -> Manifest:
-    """A conversion as a manifest with nothing done yet; ``encoded``: images are kept as JPEG or PNG bytes."""
-    specs = {leaf.key: LeafSpec(leaf.key, torch_dtype(leaf), leaf.shape) for leaf in leaves.values()}
-    kept = tuple(specs.pop(leaf.key) for leaf in leaves.values() if encoded and leaf.kind == "image")
-    return Manifest(
-        name=name,
-        split=split,
-        origin=origin,
-        layout=RowLayout.plan(specs.values()),
-        kinds={leaf.key: leaf.kind for leaf in leaves.values() if leaf.kind != "tensor"},
-        file_sizes={STRINGS: 0, METADATA: 0, **{frames_name(number): 0 for number in range(len(kept))}},
-        encoded=kept,
-        label_names={leaf.key: leaf.labels for leaf in leaves.values() if leaf.labels},
-        dim_names={leaf.key: leaf.names for leaf in leaves.values() if leaf.names},
-    )
-
-
-def torch_dtype(leaf: Leaf) -> torch.dtype:
-    """Dtype a leaf is stored in; text as the number of its string."""
-    if leaf.dtype is None:
-        return torch.int32
-    try:
-        return torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-    except TypeError:
-        raise DataFormatError(
-            f"{'/'.join(leaf.key)} has dtype {leaf.dtype}, which torch does not have"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from replaybank.datasets.openx.builder import DatasetBuilder, plan
+from replaybank.datasets.openx.builder import DatasetBuilder
 from replaybank.datasets.openx.catalog import LastStep
 from replaybank.datasets.openx.conveyor import Conveyor, threads_for
 from replaybank.datasets.openx.corrections import Corrections, corrected
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS, Manifest, read_begun, read_manifest
 from replaybank.datasets.openx.frames import extend_crc32c
+from replaybank.datasets.openx.planning import plan
 from replaybank.datasets.openx.room import check_room
 from replaybank.datasets.openx.skipping import (
     LeftOut,

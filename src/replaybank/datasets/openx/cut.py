@@ -14,10 +14,10 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from replaybank.datasets.openx.builder import torch_dtype
 from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.planes import decode_planes
+from replaybank.datasets.openx.planning import torch_dtype
 from replaybank.datasets.openx.shuffle import below
 from replaybank.datasets.openx.skipping import good_episodes
 from replaybank.datasets.openx.slabs import Slab

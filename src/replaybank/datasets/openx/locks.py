@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # no file locks on this system: two writers of one folder must then not meet
-    fcntl = None  # type: ignore[assignment]
+from replaybank.file_lock import FileLock
 
 LOCK = ".lock"
-
-_HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
     """Keeps other writers out of a folder until it is released, or its process dies. Thread-safe.
 
-    The file is there while somebody writes; one that a killed process left is taken over.
+    The file is there while somebody writes; one that a killed process left is taken over. A forked child
+    holds no lock, and what it releases stays locked.
 
     Args:
         folder: the folder, which exists.
@@ -31,45 +26,20 @@ class FolderLock:
 
     def __init__(self, folder: Path, what: str) -> None:
         self._path = folder / LOCK
-        self._descriptor: int | None = None
-        _HELD.add(self)
-        if fcntl is None:
-            return
-        while self._descriptor is None:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._lock: FileLock | None = None
+        while self._lock is None:
+            lock = FileLock(self._path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever held it may have removed the file in between: then it locks nobody out.
-                held = self._path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+                lock.take(wait=False)
             except BlockingIOError:
-                os.close(descriptor)
                 raise BlockingIOError(f"{what} is writing to {folder}; wait for it, or stop it") from None
-            except BaseException:
-                os.close(descriptor)
-                raise
-            if held:
-                self._descriptor = descriptor
-            else:
-                os.close(descriptor)
+            # Whoever held it may have removed the file in between: then it locks nobody out.
+            if lock.is_of(self._path):
+                self._lock = lock
 
     def release(self) -> None:
         """Let others in. Does nothing the second time."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None and fcntl is not None:
+        lock, self._lock = self._lock, None
+        if lock is not None and lock.held:
             self._path.unlink(missing_ok=True)
-            fcntl.flock(
-                descriptor, fcntl.LOCK_UN
-            )  # by hand: a forked child may hold a copy of the descriptor
-            os.close(descriptor)
-
-
-def _let_go() -> None:
-    """In a forked child: the lock is the parent's alone, and ends with it, though the child lives on."""
-    for lock in list(_HELD):
-        descriptor, lock._descriptor = lock._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)  # of a copy: the lock itself stays
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+            lock.release()

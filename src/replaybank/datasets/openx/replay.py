@@ -18,6 +18,7 @@ from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
 from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.cut import join
+from replaybank.datasets.openx.epochs import epoch_of_stored, epoch_of_stream
 from replaybank.datasets.openx.files import Skipped, is_converted
 from replaybank.datasets.openx.folder import discard
 from replaybank.datasets.openx.options import check_replacement, is_path, slicing_of, streams
@@ -29,18 +30,11 @@ from replaybank.datasets.openx.skipping import OnError, check_on_error
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
-from replaybank.datasets.openx.stored import order, sampler_for, trajectories
+from replaybank.datasets.openx.stored import order, sampler_for
 from replaybank.datasets.openx.stored_share import ShareSampler, settle_in_worker, shared_sampler
 from replaybank.datasets.openx.stream_stats import stream_stats
-from replaybank.datasets.openx.streamed import (
-    BUFFER_BYTES,
-    StreamedStorage,
-    StreamSampler,
-    refusal,
-    refuse_parts,
-    seed_of,
-    stream_sampler,
-)
+from replaybank.datasets.openx.streamed import BUFFER_BYTES, StreamSampler, seed_of, stream_sampler
+from replaybank.datasets.openx.streamed_storage import StreamedStorage, refusal, refuse_parts
 from replaybank.samplers.base import Sampler
 from replaybank.storages.base import Storage
 from replaybank.storages.layout import Key
@@ -363,7 +357,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             raise refusal("Episodes cannot be read by their number")
         start, length = self.dataset.bounds[self._episode_number(number)].tolist()
         with self._lock.lock:
-            return self._assemble(self.dataset.get(slice(start, start + length)), keep_batch=False)
+            return self._finish(self.dataset.get(slice(start, start + length)))
 
     def metadata(self, number: int) -> dict[Any, Any]:
         """What the origin says of one episode as a whole, by key, and ``"where"`` it came from. O(1).
@@ -499,7 +493,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         without replacement, else as many batches as the steps make.
         """
         if self._streamed is not None:
-            return self._pass(self._streamed)
+            self._refuse_related()
+            return epoch_of_stream(self._streamed, self.batch_size, lock=self._lock, finish=self._finish)
         self._settle()
         if self._part is not None and not len(self._part):
             return iter(())
@@ -514,26 +509,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """A stream's steps come and go: nothing can be read of those around them."""
         if also or self._transform.related is not None:
             raise refusal("A sampling transform reads other steps than those that were drawn")
-
-    def _pass(self, sampler: StreamSampler) -> Iterator[Any]:
-        """One epoch of a stream."""
-        self._refuse_related()
-        count, length = sampler.slicing.num_slices or 1, sampler.slicing.slice_len
-        if self.batch_size is not None:
-            count, length = sampler.slicing.of(self.batch_size)
-        with self._lock.lock:
-            run = sampler.begin()
-        try:
-            while cuts := run.take(count, length, count * sampler.prefetch):
-                batch: Any = join(cuts)
-                with self._lock.lock:
-                    sampler.passed(run)
-                    batch = self._assemble(batch, keep_batch=False)
-                yield batch
-            with self._lock.lock:
-                sampler.finished(run)
-        finally:
-            run.close()
 
     def _draw(
         self,
@@ -628,23 +603,23 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
     def _trajectories(self) -> Iterator[Any]:
         """Each trajectory once: whole, or a random slice of it where slices have a length."""
-        part = self._part
         if isinstance(self._storage, TrajectoryRows):
-            numbers = torch.arange(self.num_episodes) if part is None else part
+            numbers = torch.arange(self.num_episodes) if self._part is None else self._part
             turns = order(len(numbers), self.shuffle, self.generator)
             return map(self.__getitem__, numbers[turns].tolist())
-        bounds = self.dataset.bounds if part is None else self.dataset.bounds[part]
-        groups = trajectories(bounds, self._slicing, shuffle=self.shuffle, generator=self.generator)
-        return map(self._slices, groups)
+        return epoch_of_stored(
+            self.dataset,
+            self._part,
+            self._slicing,
+            shuffle=self.shuffle,
+            generator=self.generator,
+            lock=self._lock,
+            finish=self._finish,
+        )
 
-    def _slices(self, parts: list[Tensor]) -> Any:
-        """The steps of several slices, one behind the other, their last ones marked as a sample has them."""
-        ends = torch.cat([torch.arange(len(part)) == len(part) - 1 for part in parts])[:, None]
-        with self._lock.lock:
-            batch = self.dataset.get(torch.cat(parts))
-            for name in ("truncated", "done"):
-                batch["next", name] = batch["next", name] | ends
-            return self._assemble(batch, keep_batch=False)
+    def _finish(self, batch: Any) -> Any:
+        """What is handed out of steps that were not sampled, with the lock held."""
+        return self._assemble(batch, keep_batch=False)
 
     def delete(self) -> None:
         """Remove what was converted into ``root``. The dataset cannot be read afterwards.

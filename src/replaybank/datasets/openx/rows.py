@@ -15,7 +15,7 @@ from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.indexing import Run
 from replaybank.storages.layout import Key
-from replaybank.storages.table import checked
+from replaybank.storages.torch_indexing import checked
 
 MASK = "mask"
 

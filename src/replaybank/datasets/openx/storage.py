@@ -36,7 +36,8 @@ from replaybank.storages._tensordict import stack_of
 from replaybank.storages.base import Batch, Storage
 from replaybank.storages.indexing import Run
 from replaybank.storages.layout import Key
-from replaybank.storages.table import LeafTable, checked
+from replaybank.storages.leaf_table import LeafTable
+from replaybank.storages.torch_indexing import checked
 
 OBSERVATION = "observation"
 NO_TEXT = -1

@@ -1,14 +1,13 @@
-"""The parts of a buffer whose data come as a stream: what draws from it, and what stands for its storage."""
+"""What draws from a stream of episodes, in place of a sampler."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from replaybank import showing
 from replaybank.datasets.openx.ahead import Ahead
@@ -19,12 +18,11 @@ from replaybank.datasets.openx.skipping import SkippedRecords
 from replaybank.datasets.openx.slabs import Slabs
 from replaybank.datasets.openx.sources.base import EpisodeSource, Key
 from replaybank.datasets.openx.stream import Cursor, EpisodeStream, Pick, endless
+from replaybank.datasets.openx.streamed_storage import refusal
 from replaybank.datasets.openx.ted import Leaf
 from replaybank.errors import DataFormatError
 from replaybank.samplers.arguments import whole
 from replaybank.samplers.base import SampledStorage, Sampler
-from replaybank.storages.base import Batch, Storage
-from replaybank.storages.indexing import Run
 
 AHEAD_BYTES = 1 << 28
 """Decoded slices that are ready at a time, at most; a single one always may be."""
@@ -37,93 +35,6 @@ WORKERS = 1024
 
 SAMPLED, ITERATED, RESTARTED = 0, 1, 2
 """Series of epochs: those that ``sample`` goes through, those of ``for`` loops, and all beyond: restarts."""
-
-
-class StreamError(RuntimeError, TypeError):
-    """Asked of a stream what only a stored dataset has.
-
-    A TypeError too: Python takes that from ``__len__`` as: there is no length. So ``list(ds)`` works.
-    """
-
-
-def refusal(
-    what: str,
-    advice: str = "Download and store it to have that: pass download=True, or streaming=False for what is on "
-    "disk.",
-) -> StreamError:
-    """The error for what a stream cannot do."""
-    return StreamError(f"{what}: this dataset is streamed. {advice}")
-
-
-class StreamedStorage(Storage):
-    """Stands for the storage of a stream, which has none: it refuses everything.
-
-    Safe in any thread.
-
-    Args:
-        leaves: keys of the entries of a step.
-    """
-
-    def __init__(self, leaves: Collection[Key]) -> None:
-        super().__init__(1, 1, torch.device("cpu"))
-        self._leaves = list(leaves)
-
-    @property
-    def initialized(self) -> bool:
-        """Always: what a step looks like is known."""
-        return True
-
-    def leaf_keys(self) -> list[Key]:
-        """Keys of the entries of a step."""
-        return list(self._leaves)
-
-    def __len__(self) -> int:
-        raise refusal("The number of steps is not known")
-
-    @property
-    def shape(self) -> torch.Size:
-        """Refuses: there is none."""
-        raise refusal("The number of steps is not known")
-
-    def get(self, index: Any) -> NoReturn:
-        """Refuses: steps have no numbers."""
-        raise refusal("Steps cannot be read by their number")
-
-    def prepare(self, data: Any, *, single: bool = False) -> Batch:
-        """Refuses: nothing can be written."""
-        raise refusal("Nothing can be written")
-
-    def _part(self, batch: Batch, first: int, count: int) -> Batch:
-        raise refusal("Nothing can be written")
-
-    def _store_run(self, start: int, batch: Batch, skip: int) -> None:
-        raise refusal("Nothing can be written")
-
-    def _store_items(self, items: Run | Tensor, data: Any) -> None:
-        raise refusal("Nothing can be written")
-
-    def _read_run(self, run: Run) -> NoReturn:
-        raise refusal("Steps cannot be read by their number")
-
-    def _read_items(self, items: Tensor) -> NoReturn:
-        raise refusal("Steps cannot be read by their number")
-
-    def empty(self) -> None:
-        """Refuses: nothing is stored."""
-        raise refusal("It cannot be emptied")
-
-    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """Nothing: where the stream stands is its sampler's state."""
-        return {}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Nothing to take over."""
-
-    def __reduce__(self) -> tuple[type[StreamedStorage], tuple[list[Key]]]:
-        return type(self), (self._leaves,)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 class StreamRun:
@@ -470,13 +381,6 @@ class StreamSampler(Sampler):
         if stream.shuffle:
             told["buffer"] = showing.memory(stream.buffer_bytes)
         return told
-
-
-def refuse_parts(**parts: Any) -> None:
-    """Raise RuntimeError if something was given that only a stored dataset has."""
-    for name, part in parts.items():
-        if part is not None:
-            raise RuntimeError(f"{name} is for a stored dataset: pass streaming=False, or leave {name} out")
 
 
 def seed_of(generator: torch.Generator | None) -> int:

@@ -15,6 +15,7 @@ from http_server import WebServer, serving
 from replaybank.datasets.openx.sources import connection
 from replaybank.datasets.openx.sources.connection import Retry
 from replaybank.datasets.openx.sources.download import download
+from replaybank.file_lock import FileLock
 
 CONTENT = bytes(range(251)) * 4000
 
@@ -105,6 +106,21 @@ def test_two_at_once_make_one_file(server: WebServer, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert not list(tmp_path.glob("file.part*"))
     assert len(server.log) == 1
+
+
+def test_a_file_that_another_finished_just_before_is_not_fetched_again(
+    server: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = FileLock.take
+
+    def finished(lock: FileLock) -> None:
+        take(lock)
+        (tmp_path / "file").write_bytes(CONTENT)
+
+    monkeypatch.setattr(FileLock, "take", finished)
+    assert download(f"{server.url}/file", tmp_path / "file").read_bytes() == CONTENT
+    assert not server.log
+    assert not list(tmp_path.glob("file.part*"))
 
 
 def test_what_is_not_there_leaves_nothing_of_its_name(server: WebServer, tmp_path: Path) -> None:

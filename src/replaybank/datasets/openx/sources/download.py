@@ -18,13 +18,9 @@ from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, FieldSpec, Key, Shard, kind_of
 from replaybank.datasets.openx.sources.connection import RETRY, Retry
 from replaybank.datasets.openx.sources.http import ChangedError, HttpFile, http_size, is_http
+from replaybank.file_lock import AVAILABLE, FileLock
 from replaybank.progress import Bar
 from replaybank.storages.capacity import human
-
-try:
-    import fcntl
-except ImportError:  # no file locks on this system: two downloads of one file must then not meet
-    fcntl = None  # type: ignore[assignment]
 
 WRITTEN = 1 << 18
 """Bytes that are written at a time: as many are lost when a download is killed."""
@@ -143,17 +139,20 @@ def _claimed(target: Path) -> Iterator[IO[bytes] | None]:
             yield None
             return
         path = _beside(target, PART)
-        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as part:
-            if fcntl is not None:
-                fcntl.flock(part, fcntl.LOCK_EX)
-                # Whoever held it may have finished in between: then this is the whole file.
-                try:
-                    if not os.path.samestat(os.fstat(part.fileno()), os.stat(path)):
-                        continue
-                except FileNotFoundError:
-                    continue
-            yield part
+        lock = FileLock(path, os.O_RDWR | os.O_CREAT)
+        try:
+            lock.take()
+            # Whoever held it may have finished in between: then this is the whole file, or a new part of it.
+            if not lock.is_of(path):
+                continue
+            if target.is_file():
+                path.unlink()
+                continue
+            with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as part:
+                yield part
             return
+        finally:
+            lock.release()
 
 
 class _Following:
@@ -218,7 +217,7 @@ class DownloadedSource:
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
         """Fetch the shard behind the one that is read meanwhile, where the disk has room for many of them."""
-        if fcntl is None:  # two downloads of one file must not meet
+        if not AVAILABLE:  # two downloads of one file must not meet
             yield
             return
         self._following = _Following()
