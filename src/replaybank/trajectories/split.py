@@ -193,10 +193,11 @@ def _each(td: TensorDict, made: Callable[[Tensor], Tensor], batch: torch.Size, d
 def _set(td: TensorDictBase, values: Mapping[tuple[str, ...], Tensor]) -> None:
     among = entries_to_set(td)
     for key, value in values.items():
-        if among is None or len(key) > 1 or td.device not in (None, value.device):
+        name, *below = key
+        if among is None or below or td.device not in (None, value.device):
             td.set(key, value)
         else:
-            among[key[0]] = value  # it fits; looking whether it does would take longer
+            among[name] = value  # it fits; looking whether it does would take longer
 
 
 def _path(key: NestedKey) -> tuple[str, ...]:

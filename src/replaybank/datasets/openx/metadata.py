@@ -74,7 +74,7 @@ def _pixels(feature: Feature) -> tuple[int, int, int]:
     """Height, width and channels, whichever of the axes is said to be which."""
     shape = feature.shape or ()
     if len(shape) != 3:
-        return (UNKNOWN,) * 3
+        return UNKNOWN, UNKNOWN, UNKNOWN
     first = feature.names[:1] == ("channels",) or feature.names[:1] == ("channel",)
     order = np.roll(shape, -1) if first else np.array(shape)
     height, width, channels = order.tolist()
