@@ -290,18 +290,12 @@ def tfrecord_package(folder: Path, _: Path) -> dict[str, Call]:
     return {FRAMING: partial(per, steps, framing), PARSING: partial(per, steps, parsing)}
 
 
-def lerobot(folder: Path, _: Path) -> dict[str, Call]:
-    """LeRobot's own dataset reads another format."""
-    raise Skipped(f"{folder} is RLDS, and it reads LeRobot datasets only")
-
-
 CONTENDERS: Mapping[str, Callable[[Path, Path], dict[str, Call]]] = {
     "replaybank": ours,
     "bare decoder": bare,
     "decoder + file": writing,
     "plain Python": plain,
     "tfrecord": tfrecord_package,
-    "lerobot": lerobot,
 }
 
 
@@ -309,7 +303,6 @@ NEEDS = {
     "bare decoder": ("simplejpeg", "simplejpeg is not installed"),
     "decoder + file": ("simplejpeg", "simplejpeg is not installed"),
     "tfrecord": ("tfrecord", "the tfrecord package is not installed"),
-    "lerobot": ("lerobot", "it is not installed (its releases fix other versions of torch)"),
 }
 """What a contender imports, and what to say where it cannot: before a process is started for it."""
 
@@ -460,7 +453,7 @@ def main() -> None:
         os.environ[name] = "1"  # the contenders' processes read it when they start
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    print(setting(["torch", "tensordict", "numpy", "simplejpeg", "tfrecord", "lerobot"]))
+    print(setting(["torch", "tensordict", "numpy", "simplejpeg", "tfrecord"]))
     with tempfile.TemporaryDirectory(prefix="replaybank-benchmark-") as scratch:
         place = Path(scratch)
         if given.data is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import pytest
 
 import memory_source
 from memory_source import FIELDS, Frames
+from patience import PATIENCE
+from replaybank.checkpoint import write_json_atomically
 from replaybank.datasets.openx.builder import DatasetBuilder
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS, read_manifest, read_progress
-from replaybank.datasets.openx.folder import discard
+from replaybank.datasets.openx.folder import check_ours, claim, discard
 from replaybank.datasets.openx.locks import LOCK
 from replaybank.datasets.openx.planning import plan
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
@@ -242,3 +246,21 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_nothing_but_the_dataset_is_left_in_its_folder(tmp_path: Path) -> None:
     build(tmp_path)
     assert not (tmp_path / LOCK).exists()
+
+
+def test_a_conversion_that_is_at_work_is_no_stranger_to_others(tmp_path: Path) -> None:
+    lock, done = claim(tmp_path), threading.Event()
+
+    def rewrite() -> None:
+        while not done.is_set():
+            write_json_atomically(tmp_path / PROGRESS, {"any": 1})
+
+    with ThreadPoolExecutor(1) as other:
+        written = other.submit(rewrite)
+        try:
+            for _ in range(2_000):  # one in fourteen said otherwise while files were looked at twice
+                check_ours(tmp_path)
+        finally:
+            done.set()
+        written.result(PATIENCE)
+    lock.release()

@@ -19,6 +19,7 @@ from replaybank.datasets.openx.files import (
 from replaybank.datasets.openx.locks import LOCK, FolderLock
 
 _NUMBERED = ("column-", "frames-", "ends-")
+_FIXED = frozenset({MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA, CHECKSUMS, STATS})
 
 
 def discard(folder: str | Path) -> None:
@@ -28,34 +29,45 @@ def discard(folder: str | Path) -> None:
         FileExistsError: something else is in the folder; nothing was removed.
     """
     folder = Path(folder)
-    check_ours(folder)
+    ours = check_ours(folder)
     # The manifest first: without it, what is left is no dataset, whenever this is interrupted.
-    for name in (MANIFEST, *sorted(_ours(folder) - {MANIFEST, PROGRESS, LOCK}), PROGRESS):
+    for name in (MANIFEST, *sorted(ours - {MANIFEST, PROGRESS}), PROGRESS):
         (folder / name).unlink(missing_ok=True)
 
 
-def check_ours(folder: Path) -> None:
-    """Raise FileExistsError if a folder holds anything but a conversion."""
-    ours = _ours(folder)
-    strangers = {entry.name for entry in folder.iterdir()} - ours - {LOCK}
-    if strangers or (ours and not is_converted(folder) and not (folder / LOCK).exists()):
+def check_ours(folder: Path) -> set[str]:
+    """Names of the files of a conversion in a folder, which holds nothing else.
+
+    Another conversion may be at work there: what comes, or gets its final name, meanwhile is no stranger.
+
+    Raises:
+        FileExistsError: something else is in the folder.
+    """
+    with os.scandir(folder) as entries:
+        files = {entry.name: entry.is_file() for entry in entries if entry.name != LOCK}
+    ours = {name for name, is_file in files.items() if is_file and _is_ours(name)}
+    strangers = set(files) - ours
+    # The lock before the rest: it goes when there is a manifest, and not before.
+    if strangers or (ours and not (folder / LOCK).exists() and not is_converted(folder)):
         found = ", ".join(sorted(strangers or ours)[:3])
         raise FileExistsError(
             f"{folder} holds files that are not of a converted dataset ({found}): choose another folder"
         )
+    return ours
 
 
-def _ours(folder: Path) -> set[str]:
-    """Names in a folder that only a conversion makes."""
-    fixed = {MANIFEST, PROGRESS, ROWS, EPISODES, STRINGS, METADATA, CHECKSUMS, STATS}
-    names = {entry.name for entry in folder.iterdir() if entry.is_file()}
-    numbered = {name for name in names if name.startswith(_NUMBERED) and name.endswith(".bin")}
-    return (names & fixed) | numbered | temporary(folder)
+def _is_ours(name: str) -> bool:
+    """Whether only a conversion gives a file this name."""
+    return name in _FIXED or _is_temporary(name) or (name.startswith(_NUMBERED) and name.endswith(".bin"))
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith((f".{PROGRESS}.", f".{STATS}.")) and name.endswith(".tmp")
 
 
 def temporary(folder: Path) -> set[str]:
     """Names of new versions of files that have not replaced the old one."""
-    return {path.name for name in (PROGRESS, STATS) for path in folder.glob(f".{name}.*.tmp")}
+    return {name for name in os.listdir(folder) if _is_temporary(name)}
 
 
 def claim(folder: Path) -> FolderLock:
