@@ -27,6 +27,7 @@ from replaybank import (
     TensorDictReplayBuffer,
     TrajectoryRecorder,
 )
+from replaybank.buffers.step_sinks import ColumnSink
 
 MODES = ["next_step", "same_step", "disabled"]
 LAYOUTS = ["columns", "episodes", "buffers"]
@@ -299,6 +300,18 @@ def test_an_environment_far_ahead_gives_its_oldest_steps_up_with_one_warning() -
         storage=buffer.storage, sampler=SliceSampler(slice_len=2, end_key=DONE), batch_size=400
     )
     assert (reader.sample().reshape(-1, 2)["step"].diff(dim=1) == 1).all()
+
+
+def test_a_step_whose_warning_is_an_error_was_not_taken() -> None:
+    sink = ColumnSink(ReplayBuffer(storage=LazyTensorStorage(10, ndim=2)), 2, most=3)
+    first, none = np.array([True, False]), np.zeros(2, np.bool_)
+    for number in range(3):
+        sink.write({("x",): torch.full((2,), number)}, first, none, none)
+    with pytest.raises(RuntimeWarning, match="raise max_waiting"):  # warnings are errors in tests
+        sink.write({("x",): torch.full((2,), 3)}, first, none, none)
+    assert sink.waiting == 3
+    sink.write({("x",): torch.full((2,), 3)}, first, none, none)
+    assert sink.waiting == 2
 
 
 def test_a_buffer_that_holds_data_keeps_it_apart(layout: str, mode: str) -> None:

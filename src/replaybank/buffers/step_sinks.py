@@ -133,11 +133,11 @@ class ColumnSink:
             target.add(steps, [self._count])
             return
         lanes.put({**steps, CUT: torch.from_numpy(cut)}, there)
-        if np.count_nonzero(lanes.waiting) < self._count:
-            if int(lanes.waiting.max()) > self._most:
-                self._give_up()
-            return
         try:
+            if np.count_nonzero(lanes.waiting) < self._count:
+                if int(lanes.waiting.max()) > self._most:
+                    self._give_up()
+                return
             row = lanes.firsts()
             target.cut_if(bool(np.count_nonzero(row[CUT].numpy())))
             target.add(row, [self._count])
@@ -148,19 +148,20 @@ class ColumnSink:
 
     def _give_up(self) -> None:
         lanes = self._lanes
-        for env in np.flatnonzero(lanes.waiting > self._most).tolist():
+        late = np.flatnonzero(lanes.waiting > self._most).tolist()
+        if not self._warned:  # first: where warnings are errors, nothing has been given up yet
+            self._warned = True
+            warnings.warn(
+                f"Environment {late[0]} has made so many more steps than another that {self._most} of them "
+                "waited for a row of the storage; the oldest half was given up, as will be those that "
+                "follow. Columns hold equally many steps: give the recorder a buffer for each "
+                "environment, let the environments reset in the same step, or raise max_waiting.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        for env in late:
             lanes.forget(env, max(int(lanes.waiting[env]) // 2, 1))
             lanes.set_first(env, CUT, True)
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"Environment {env} has made so many more steps than another that {self._most} of them "
-                    "waited for a row of the storage; the oldest half was given up, as will be those that "
-                    "follow. Columns hold equally many steps: give the recorder a buffer for each "
-                    "environment, let the environments reset in the same step, or raise max_waiting.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
 
     def flush(self) -> None:
         """Nothing can be written: a row needs a step of every environment."""
