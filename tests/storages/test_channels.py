@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybank import _native
-from replaybank.datasets.openx.channels import channels_first
+from replaybank.storages.channels import channels_first
 
 BEST = _native.tree_simd()
 
