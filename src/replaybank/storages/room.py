@@ -17,9 +17,10 @@ GROUP_BYTES = 1 << 18
 MOST_KEPT = 1 << 22
 """Bytes that each thread keeps for the next frames; larger ones are made anew."""
 
-_UNALIGNED = 16
-"""Where arrays begin in a line of 64 bytes. Rows that begin at a multiple of 32 libjpeg-turbo writes past the
-caches: a frame of 64 x 64 pixels then takes 26 microseconds instead of 21, and has to be fetched again."""
+_UNALIGNED = 8
+"""Where arrays begin in a line of 64 bytes. Rows that begin at a multiple of 32 (16 without AVX2)
+libjpeg-turbo writes past the caches: a frame of 64 x 64 pixels then takes 26 microseconds instead of 21, and
+has to be fetched again. Items of up to eight bytes are aligned all the same."""
 
 _LINE = 64
 

@@ -43,7 +43,7 @@ class StoredFrames:
         self._spec = FieldSpec("image", (height, width, channels), self._dtype)
         self._color = jpeg_color(self._spec.shape, self._dtype)
         self._bytes = memoryview(content.numpy())  # type: ignore[arg-type]
-        self._ends = ends.view(torch.int64)
+        self._ends: npt.NDArray[np.int64] = ends.view(torch.int64).numpy()
         self._folder = folder
         self._bgr = bgr
         self._memory = BatchMemory()
@@ -76,13 +76,17 @@ class StoredFrames:
         Raises:
             DataFormatError: a frame lies outside its file.
         """
-        ends = self._ends[steps].tolist()
-        starts = torch.where(steps > 0, self._ends[(steps - 1).clamp(min=0)], 0).tolist()
-        size, view = len(self._bytes), self._bytes
-        for number, start, end in zip(steps.tolist(), starts, ends, strict=True):
-            if not 0 <= start <= end <= size:
-                raise DataFormatError(f"{self._folder}: step {number}: its frame lies nowhere; {ANEW}")
-        return [view[start:end] for start, end in zip(starts, ends, strict=True)]
+        return self._contents(steps.numpy())
+
+    def _contents(self, steps: npt.NDArray[np.int64]) -> list[memoryview]:
+        ends = self._ends[steps]
+        starts = np.where(steps > 0, self._ends[steps - 1], 0)
+        good = (starts >= 0) & (starts <= ends) & (ends <= len(self._bytes))
+        if not good.all():
+            number = steps[int(good.argmin())]
+            raise DataFormatError(f"{self._folder}: step {number}: its frame lies nowhere; {ANEW}")
+        view = self._bytes
+        return [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def with_next(self, steps: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Frames of steps and of the steps behind them, each decoded once. O(pixels).
@@ -129,8 +133,8 @@ class StoredFrames:
         wanted, places = wanted[order], places[order]
         begins = np.flatnonzero(np.diff(wanted, prepend=-1))
         ends = np.append(begins, len(wanted))
-        steps = torch.from_numpy(wanted[begins])
-        numbers, contents = steps.tolist(), self.contents(steps)
+        steps = wanted[begins]
+        contents = self._contents(steps)
         group = max(1, GROUP_BYTES // max(self._leaf.bytes, 1))
         passing = self._leaf.bytes >= PASSING_BYTES
 
@@ -138,13 +142,13 @@ class StoredFrames:
             for first in range(start, stop, group):
                 last = min(first + group, stop)
                 pixels = room_for("pixels", (last - first, *self._spec.shape), self._dtype)
-                self._decode_run(contents[first:last], numbers[first:last], pixels)
+                self._decode_run(contents[first:last], steps[first:last], pixels)
                 put_each(pixels, ends, first, places, out, after, swapped=self._bgr, passing=passing)
 
-        share_out(len(numbers), self._leaf.bytes, decode)
+        share_out(len(steps), self._leaf.bytes, decode)
 
     def _decode_run(
-        self, contents: Sequence[memoryview], steps: Sequence[int], pixels: npt.NDArray[Any]
+        self, contents: Sequence[memoryview], steps: npt.NDArray[np.int64], pixels: npt.NDArray[Any]
     ) -> None:
         """Decode frames into ``pixels``, ``[n, H, W, C]``; zeros where there is none."""
         k = 0
