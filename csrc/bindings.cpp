@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "blocks.hpp"
-#include "channels.hpp"
+#include "channel_bindings.hpp"
 #include "gather.hpp"
-#include "held.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
 #include "pickle_loop.hpp"
@@ -172,56 +171,6 @@ void bind_blocks(nb::module_& m) {
         if (!replaybank::blocks_read(blocks, first, bytes, PyBytes_AsString(out.ptr()))) return nb::none();
         return out;
     });
-}
-
-// --- channels.hpp ---------------------------------------------------------------------------------------
-
-namespace ch = replaybank::channels;
-using replaybank::Held;
-
-// Frames [n, H, W, C], and where they go: [m, C, H, W] of the same size of items, or None.
-struct SplitArgs {
-    Held frames, out, after;
-
-    SplitArgs(nb::handle from, nb::handle to, nb::handle then)
-        : frames(from), out(to, PyBUF_WRITABLE), after(then, PyBUF_WRITABLE) {}
-
-    bool fits(const Held& room) const {
-        return room.is(4) && room.item() == frames.item() && room.size(1) == frames.size(3) &&
-               room.size(2) == frames.size(1) && room.size(3) == frames.size(2);
-    }
-    bool good() const { return frames.is(4) && fits(out) && (after.none() || fits(after)); }
-    ch::Shape shape(bool swapped, bool pass) const {
-        return {frames.size(1) * frames.size(2), frames.size(3), frames.item(), swapped, pass};
-    }
-    static ch::Room room(const Held& held) { return {held.data<std::uint8_t>(), held.size(0)}; }
-};
-
-// Both: false where the arrays are not of these shapes, not contiguous, or overlap; nothing is written then.
-void bind_channels(nb::module_& m) {
-    m.def("split_channels", [](nb::handle frames, nb::handle out, Count at, nb::handle after, Count after_at,
-                               bool swapped, bool pass) {
-        const SplitArgs args(frames, out, after);
-        if (!args.good()) return false;
-        const auto shape = args.shape(swapped, pass);
-        const nb::gil_scoped_release released;
-        return ch::split_channels(shape, args.frames.data<const std::uint8_t>(), args.frames.size(0),
-                                  args.room(args.out), at, args.room(args.after), after_at);
-    }, "frames"_a, "out"_a, "at"_a, "after"_a.none(), "after_at"_a, "swapped"_a, "passing"_a);
-    m.def("scatter_channels", [](nb::handle frames, nb::handle ends, Count first, nb::handle places, nb::handle out,
-                                 nb::handle after, bool swapped, bool pass) {
-        const SplitArgs args(frames, out, after);
-        const Held bounds(ends), wanted(places);
-        const Count n = args.frames.size(0);
-        const bool listed = bounds.is(1) && bounds.item() == sizeof(Count) && wanted.is(1) &&
-                            wanted.item() == sizeof(Count) && first >= 0 && first <= bounds.size(0) - n - 1;
-        if (!args.good() || !listed) return false;
-        const auto shape = args.shape(swapped, pass);
-        const nb::gil_scoped_release released;
-        return ch::scatter_channels(shape, args.frames.data<const std::uint8_t>(), n,
-                                    bounds.data<const Count>() + first, wanted.data<const Count>(), wanted.size(0),
-                                    args.room(args.out), args.room(args.after));
-    }, "frames"_a, "ends"_a, "first"_a, "places"_a, "out"_a, "after"_a.none(), "swapped"_a, "passing"_a);
 }
 
 // --- sum_tree.hpp ---------------------------------------------------------------------------------------
@@ -555,7 +504,7 @@ NB_MODULE(_native, m) {
     bind_gather(m);
     bind_memory(m);
     bind_blocks(m);
-    bind_channels(m);
+    replaybank::bind_channels(m);
     bind_next_leaves(m);
     bind_pickles(m);
     bind_sum_tree(m);

@@ -8,7 +8,7 @@
 // time by shuffles within lanes of 16 bytes from AVX2 on, 64 by permutations of bytes where AVX-512 has those (VBMI).
 // A block of pixels is gone through once for each plane and each place, while it lies in the first cache: results then
 // run in one stream each, which is what memory takes best. Where `pass` says so, they pass by the caches (and the lines
-// that they overwrite aren't read first): for frames that would only push the decoder's own memory out.
+// that they overwrite are not read first): for frames that would only push the decoder's own memory out.
 // Their twin is NumPy's transpose: tests/storages/test_channels.py.
 
 #pragma once
@@ -140,36 +140,47 @@ inline bool has_vbmi() {
     return has;
 }
 
-inline std::uint64_t first_bits(i64 n) { return n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << std::max<i64>(n, 0)) - 1; }
+#define REPLAYBANK_VBMI __attribute__((target("avx512f,avx512bw,avx512vbmi")))
 
-__attribute__((target("avx512f,avx512bw,avx512vbmi"))) inline void plane_vbmi(const u8* in, i64 from, i64 to,
-                                                                              i64 channel, u8* out, bool pass) {
-    const __m512i early = _mm512_load_si512(kWidePlaces.early[channel]);
-    const __m512i last = _mm512_load_si512(kWidePlaces.last[channel]);
-    const __mmask64 late = kWidePlaces.late[channel];
-    const auto some = [&](i64 i, i64 count) __attribute__((target("avx512f,avx512bw,avx512vbmi"), always_inline)) {
-        const u8* bytes = in + 3 * i;
-        const __m512i a = _mm512_maskz_loadu_epi8(first_bits(3 * count), bytes);
-        const __m512i b = _mm512_maskz_loadu_epi8(first_bits(3 * count - 64), bytes + 64);
-        const __m512i c = _mm512_maskz_loadu_epi8(first_bits(3 * count - 128), bytes + 128);
-        const __m512i plane =
-            _mm512_mask_permutexvar_epi8(_mm512_permutex2var_epi8(a, early, b), late, last, c);
-        _mm512_mask_storeu_epi8(out + i, first_bits(count), plane);
-    };
+// Bits 0 to n - 1; all from 64 on, none up to 0.
+inline std::uint64_t first_bits(i64 n) {
+    return n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << std::max<i64>(n, 0)) - 1;
+}
+
+struct Picks {
+    __m512i early, last;
+    __mmask64 late;
+};
+
+REPLAYBANK_VBMI inline __m512i pick(const Picks& picks, __m512i a, __m512i b, __m512i c) {
+    return _mm512_mask_permutexvar_epi8(_mm512_permutex2var_epi8(a, picks.early, b), picks.late, picks.last, c);
+}
+
+// `count` results, 64 or fewer; no other byte is read or written.
+REPLAYBANK_VBMI inline void some_vbmi(const Picks& picks, const u8* bytes, i64 count, u8* out) {
+    const __m512i a = _mm512_maskz_loadu_epi8(first_bits(3 * count), bytes);
+    const __m512i b = _mm512_maskz_loadu_epi8(first_bits(3 * count - 64), bytes + 64);
+    const __m512i c = _mm512_maskz_loadu_epi8(first_bits(3 * count - 128), bytes + 128);
+    _mm512_mask_storeu_epi8(out, first_bits(count), pick(picks, a, b, c));
+}
+
+REPLAYBANK_VBMI inline void plane_vbmi(const u8* in, i64 from, i64 to, i64 channel, u8* out, bool pass) {
+    const Picks picks{_mm512_load_si512(kWidePlaces.early[channel]), _mm512_load_si512(kWidePlaces.last[channel]),
+                      kWidePlaces.late[channel]};
     i64 i = std::min(to, from + to_line(out + from));
-    if (i > from) some(from, i - from);
+    if (i > from) some_vbmi(picks, in + 3 * from, i - from, out + from);
     for (; i + 64 <= to; i += 64) {
         const u8* bytes = in + 3 * i;
-        const __m512i pair =
-            _mm512_permutex2var_epi8(_mm512_loadu_si512(bytes), early, _mm512_loadu_si512(bytes + 64));
-        const __m512i plane = _mm512_mask_permutexvar_epi8(pair, late, last, _mm512_loadu_si512(bytes + 128));
+        const __m512i plane = pick(picks, _mm512_loadu_si512(bytes), _mm512_loadu_si512(bytes + 64),
+                                   _mm512_loadu_si512(bytes + 128));
         if (pass)
             _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), plane);
         else
             _mm512_store_si512(out + i, plane);
     }
-    if (i < to) some(i, to - i);
+    if (i < to) some_vbmi(picks, in + 3 * i, to - i, out + i);
 }
+#undef REPLAYBANK_VBMI
 #endif
 
 // Three channels of a byte, to one place or two.
@@ -199,7 +210,8 @@ inline void split_colours(const Shape& shape, const u8* in, u8* out, u8* after) 
         for (i64 channel = 0; channel < 3; ++channel) planes[channel] = out + shape.plane(channel) * pixels;
         split_portable(in, start, stop, planes[0], planes[1], planes[2]);
         if (!after) continue;
-        for (u8* plane : planes) std::memcpy(after + (plane - out) + start, plane + start, static_cast<std::size_t>(stop - start));
+        for (const u8* plane : planes)
+            std::memcpy(after + (plane - out) + start, plane + start, static_cast<std::size_t>(stop - start));
     }
 }
 
@@ -241,8 +253,8 @@ inline void settle(const Shape& shape) {
 #endif
 }
 
-// Frame k goes to out[at + k] and to after[after_at + k], as far as there are such. False, and nothing is written, where
-// frames and results overlap.
+// Frame k goes to out[at + k] and to after[after_at + k], as far as there are such. False, and nothing is written,
+// where frames and results overlap.
 inline bool split_channels(const Shape& shape, const u8* frames, i64 n, Room out, i64 at, Room after, i64 after_at) {
     if (!apart(shape, frames, n, out, after)) return false;
     const i64 bytes = shape.bytes();
@@ -255,8 +267,8 @@ inline bool split_channels(const Shape& shape, const u8* frames, i64 n, Room out
     return true;
 }
 
-// Frame k goes to places[ends[k]] to places[ends[k + 1]] (before that): those of `out`, and behind them those of `after`.
-// `ends` has n + 1 numbers. False, and nothing is written, where a place is none, or frames and results overlap.
+// Frame k goes to places[ends[k]] and on, before places[ends[k + 1]]: places of `out`, and behind them of `after`.
+// There are n + 1 ends. False, and nothing is written, where a place is none, or frames and results overlap.
 inline bool scatter_channels(const Shape& shape, const u8* frames, i64 n, const i64* ends, const i64* places,
                              i64 place_count, Room out, Room after) {
     bool good = apart(shape, frames, n, out, after) && ends[0] >= 0 && ends[n] <= place_count;

@@ -79,8 +79,8 @@ def test_the_decoder_takes_jpegs_of_the_very_size_only(channels: int) -> None:
     others = [how.encode(_smooth(1, *size, channels)[0].numpy()) for size in ((24, 16), (8, 24), (17, 24))]
     starts = [good[:2] + bytes([byte]) + good[3:] for byte in range(255)]
     starts += [good[:2] + bytes([byte]) + good[2:] for byte in range(255)]
-    bad: bytes | memoryview
-    for bad in [b"", memoryview(b""), good[:1], good[:2], good[1:], good[:-40], png, *others, *starts]:
+    none: list[bytes | memoryview] = [b"", memoryview(b""), good[:1], good[:2], good[1:], good[:-40], png]
+    for bad in [*none, *others, *starts]:
         memory = np.full(3 * 16 * 24 * channels, 77, np.uint8)
         out = memory.reshape(3, 16, 24, channels)
         assert jpegs_into([good, bad, good], out, color) == 1
