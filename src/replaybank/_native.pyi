@@ -24,6 +24,21 @@ def flatten_index(indices: list[int], sizes: list[int], count: int, out: int) ->
 def seed_word(key: tuple[int, ...]) -> int: ...
 def split_channels(frames: int, n: int, pixels: int, out: int) -> None: ...
 
+# --- csrc/cuts.hpp ---
+
+def cut_slice(
+    plan: list[int],
+    arrays: list[Any],
+    place: int,
+    length: int,
+    start: int,
+    steps: int,
+    there: int,
+    number: int,
+    terminated: bool,
+    /,
+) -> bool: ...
+
 # --- csrc/memory.hpp ---
 
 def ask_large_pages(address: int, bytes: int) -> int: ...
