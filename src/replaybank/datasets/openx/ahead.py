@@ -82,6 +82,7 @@ class Ahead(Generic[P, R]):
         self._small = small
         self._line: deque[_Entry[P, R] | BaseException | None] = deque()
         self._bytes = 0
+        self._taken: deque[_Entry[P, R]] = deque()  # out of the line, and not yet asked for
         self._todo: deque[_Entry[P, R]] = deque()
         # Re-entrant: a forgotten line is closed by whatever thread collects garbage, which may have the lock.
         self._lock = threading.RLock()
@@ -124,7 +125,8 @@ class Ahead(Generic[P, R]):
         """The next item and its result; None at the end. Waits for it.
 
         Args:
-            more: how many others will be asked for next; what there is of them is waited for together.
+            more: how many others will be asked for next; what there is of them is waited for together, and
+                leaves the line at once.
 
         Raises:
             BaseException: what was raised where the item was taken or prepared.
@@ -133,24 +135,33 @@ class Ahead(Generic[P, R]):
         if self._thread is None:
             self._start()
         with self._lock:
-            self._arrive(1 + more)
-            entry = self._line[0]
-            if entry is None:
-                return None  # stays in the line: the end is the end, however often one asks
-            if isinstance(entry, BaseException):
-                raise entry
-            if entry.handed:
-                self._finish(entry, more)
-                self._check_open()
-            self._line.popleft()
-            self._bytes -= entry.size
-            if self._full:
-                self._room.notify()
+            self._check_open()
+            if not self._taken and not self._take(1 + more):
+                return None
+            entry = self._taken.popleft()
+            if entry.handed and not entry.made:
+                self._finish(entry)
         if not entry.handed or entry.version != self._version:
             return entry.item, self._prepare(entry.item)
         if entry.error is not None:
             raise entry.error
         return entry.item, entry.result  # type: ignore[return-value]
+
+    def _take(self, wanted: int) -> bool:
+        """Take at most so many items out of the line, at least one; False at its end."""
+        self._arrive(wanted)
+        while self._line and len(self._taken) < wanted:
+            entry = self._line[0]
+            if not isinstance(entry, _Entry):  # it stays: the end is the end, however often one asks
+                if entry is not None and not self._taken:
+                    raise entry
+                break
+            self._taken.append(entry)
+            self._bytes -= entry.size
+            self._line.popleft()
+        if self._full:
+            self._room.notify()
+        return bool(self._taken)
 
     def _arrive(self, wanted: int) -> None:
         """Wait for the next item, and a moment for so many."""
@@ -173,19 +184,15 @@ class Ahead(Generic[P, R]):
         """Whether nothing else will come."""
         return self._stopped or bool(self._line and not isinstance(self._line[-1], _Entry))
 
-    def _finish(self, entry: _Entry[P, R], more: int) -> None:
-        """Wait for a result; if for that, then first for the last of those that are there and wanted next."""
-        if not entry.made and more:
-            last = self._line[min(more, len(self._line) - 1)]
-            if isinstance(last, _Entry) and last.handed:
-                self._await(last)
-        self._await(entry)
-
-    def _await(self, entry: _Entry[P, R]) -> None:
-        self._awaited = entry
-        while not entry.made and not self._stopped:
-            self._ready.wait()
+    def _finish(self, entry: _Entry[P, R]) -> None:
+        """Wait for a result; but first for that of the last item taken, to wake up once for all of them."""
+        last = self._taken[-1] if self._taken else entry
+        for awaited in (last, entry) if last.handed else (entry,):
+            self._awaited = awaited
+            while not awaited.made and not self._stopped:
+                self._ready.wait()
         self._awaited = None
+        self._check_open()
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=f"{_NAME}read", daemon=True)
@@ -269,8 +276,8 @@ class Ahead(Generic[P, R]):
             return  # the threads are the parent's, and so is the lock's owner
         with self._lock:
             self._stopped = True
-            self._line.clear()
-            self._todo.clear()
+            for entries in (self._line, self._taken, self._todo):
+                entries.clear()
             for waiting in (self._room, self._work, self._ready):
                 waiting.notify_all()
         # Forgotten streams are closed by whatever thread collects garbage: it may be one of these.

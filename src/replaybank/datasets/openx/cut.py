@@ -24,6 +24,7 @@ from replaybank.datasets.openx.stream import Pick
 from replaybank.datasets.openx.ted import (
     EPISODE,
     NEXT_DONE,
+    NEXT_REWARD,
     NEXT_TRUNCATED,
     STEP,
     Leaf,
@@ -135,6 +136,10 @@ class Cutter:
         """What a step of a slice has."""
         self.memory = BatchMemory()
         """Of large tensors: those of a batch that is gone serve another one."""
+        # Without the entries that the kernel makes.
+        self._sourced = {
+            key: leaf for key, leaf in leaves.items() if leaf.source is not None or key == NEXT_REWARD
+        }
         self._texts = [key for key, leaf in leaves.items() if leaf.dtype is None]
         self._images = [leaf for leaf in leaves.values() if leaf.kind == "image"]
         self._step_bytes = sum(
@@ -200,7 +205,7 @@ class Cutter:
                 "shorter slices"
             )
         wanted = steps if length is None or self.slicing.pad is None else length
-        columns, missing = sourced(episode, self.leaves, number, self.name)
+        columns, missing = sourced(episode, self._sourced, number, self.name)
         if slab is None or slab.length != wanted:
             slab, place = Slab(self.entries, 1, wanted, self.memory), 0
         stop = start + steps
@@ -226,7 +231,7 @@ class Cutter:
             )
         texts = {}
         for key in self._texts:
-            strings: list[str] = columns[key]  # type: ignore[index]
+            strings: list[str] = columns[key]  # type: ignore[assignment]
             texts[key] = strings[start:stop]
             if is_observed(key):
                 texts[following(key)] = strings[start + 1 : after] + [""] * (stop + 1 - after)

@@ -289,6 +289,9 @@ def sourced(
 
 def is_terminated(episode: Episode, leaves: Mapping[Key, Leaf]) -> bool:
     """Whether an episode's last step is a terminal one."""
+    declared = _flag(episode, leaves, "is_terminal")
+    if isinstance(declared, np.ndarray) and declared.size == episode.length:
+        return bool(declared.item(-1))
     terminal = _terminal(episode, leaves)
     return terminal is not None and bool(terminal[-1])
 
