@@ -22,6 +22,7 @@ from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.datasets.openx.stream import Pick
 from replaybank.datasets.openx.ted import ted_leaves
 from replaybank.errors import DataFormatError
+from replaybank.storages import _tensordict
 from replaybank.storages.batch_memory import BatchMemory
 
 DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool")
@@ -258,3 +259,18 @@ def test_texts_are_those_given_and_a_change_of_one_entry_changes_no_other_batch(
     assert made.tolist() == strings
     assert made.batch_size == (len(strings),)
     assert not {id(value) for value in made.tensordicts} & {id(value) for value in other.tensordicts}
+
+
+def test_another_release_of_tensordict_gives_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = texts(["a", "b", "a"])
+    monkeypatch.setattr(_tensordict, "_flat_data", None)
+    monkeypatch.setattr(_tensordict, "_flat", None)
+    other = texts(["a", "b", "a"])
+    assert made.tolist() == other.tolist() == ["a", "b", "a"]
+    for one, two in zip(made.tensordicts, other.tensordicts, strict=True):
+        assert (type(one), one.batch_size, one.device, one.data) == (
+            type(two),
+            two.batch_size,
+            two.device,
+            two.data,
+        )

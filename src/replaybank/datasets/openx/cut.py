@@ -148,7 +148,7 @@ class Cutter:
         self._fill = {} if slicing.pad is None else {key: self._filling(leaves[key]) for key in leaves}
 
     @property
-    def seen(self) -> bool:
+    def decodes(self) -> bool:
         """Whether frames have to be decoded."""
         return bool(self._images)
 

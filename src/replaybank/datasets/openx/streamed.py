@@ -73,7 +73,7 @@ class StreamRun:
             depth=1,
             limit=AHEAD_BYTES,
             threads=threads,
-            small=0 if cutter.seen else SMALL_BYTES,
+            small=0 if cutter.decodes else SMALL_BYTES,
         )
         weakref.finalize(self, self._line.close)
 
