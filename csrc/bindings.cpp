@@ -15,6 +15,7 @@
 
 #include "blocks.hpp"
 #include "channel_bindings.hpp"
+#include "cuts.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -105,6 +106,54 @@ void bind_gather(nb::module_& m) {
                                              reinterpret_cast<Count*>(out));
         },
         "indices"_a, "sizes"_a, "count"_a, "out"_a, Released());
+}
+
+// --- cuts.hpp -------------------------------------------------------------------------------------------
+
+// Bytes that are copied without the GIL: for fewer, letting it go and waiting for it takes longer than copying.
+constexpr Count kReleased = Count{1} << 18;
+
+void bind_cuts(nb::module_& m) {
+    namespace cuts = replaybank::cuts;
+    // False where an array is not contiguous or has other bytes than the slice, or the plan has other arrays; nothing
+    // has been copied then.
+    m.def("cut_slice", [](const std::vector<Count>& plan, const nb::list& arrays, Count place, Count length, Count start,
+                          Count steps, Count there, std::int32_t number, bool terminated) {
+        const cuts::Slice slice{place, length, start, steps, there};
+        bool good = slice.good() && static_cast<Count>(plan.size()) ==
+                                        cuts::kMarks + cuts::kEach * static_cast<Count>(arrays.size());
+        std::vector<Py_buffer> held;
+        held.reserve(arrays.size());
+        Count bytes = 0;
+        for (std::size_t i = 0; good && i < arrays.size(); ++i) {
+            Py_buffer view;
+            if (PyObject_GetBuffer(arrays[i].ptr(), &view, PyBUF_SIMPLE) != 0) {
+                PyErr_Clear();
+                good = false;
+                break;
+            }
+            held.push_back(view);
+            const auto* array = plan.data() + cuts::kMarks + cuts::kEach * static_cast<Count>(i);
+            good = static_cast<Count>(view.len) == cuts::wanted(array, slice) * array[2];
+            bytes += static_cast<Count>(view.len);
+        }
+        const auto copy = [&] {
+            const auto* array = plan.data() + cuts::kMarks;
+            for (const auto& view : held) {
+                cuts::copy(array, slice, view.buf);
+                array += cuts::kEach;
+            }
+            cuts::mark(plan.data(), slice, number, terminated);
+        };
+        if (good && bytes >= kReleased) {
+            nb::gil_scoped_release released;
+            copy();
+        } else if (good) {
+            copy();
+        }
+        for (auto& view : held) PyBuffer_Release(&view);
+        return good;
+    });
 }
 
 // --- memory.hpp -----------------------------------------------------------------------------------------
@@ -502,6 +551,7 @@ void bind_trajectory_index(nb::module_& m) {
 NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
     bind_gather(m);
+    bind_cuts(m);
     bind_memory(m);
     bind_blocks(m);
     replaybank::bind_channels(m);

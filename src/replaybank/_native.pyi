@@ -42,6 +42,21 @@ def scatter_channels(
     passing: bool,
 ) -> bool: ...
 
+# --- csrc/cuts.hpp ---
+
+def cut_slice(
+    plan: list[int],
+    arrays: list[Any],
+    place: int,
+    length: int,
+    start: int,
+    steps: int,
+    there: int,
+    number: int,
+    terminated: bool,
+    /,
+) -> bool: ...
+
 # --- csrc/memory.hpp ---
 
 def ask_large_pages(address: int, bytes: int) -> int: ...
