@@ -281,6 +281,8 @@ namespace tfr = replaybank::tfrecord;
 // Releasing the GIL costs more than walking a small payload, and far more when another thread takes it.
 constexpr std::size_t kReleaseAbove = std::size_t{1} << 18;
 
+constexpr std::int64_t kRowsAtOnce = 64;
+
 // Payloads are `bytes`: immutable and held by the caller for as long as the call lasts.
 struct Payload {
     explicit Payload(const nb::bytes& from) : data(static_cast<const tfr::Byte*>(from.data())), size(from.size()) {}
@@ -289,9 +291,27 @@ struct Payload {
 };
 
 void bind_tfrecord(nb::module_& m) {
-    m.def("scan_records", [](const nb::bytes& block, std::size_t start, std::uintptr_t rows, std::size_t capacity) {
-        const Payload from(block);
-        return tfr::scan_records(from.data, from.size, start, at<std::int64_t>(rows), capacity);
+    // The whole records at the beginning of `size` bytes of a buffer, each as (eight bytes of length, payload, CRC of
+    // the length, CRC of the payload).
+    m.def("cut_records", [](const nb::bytearray& from, std::size_t size) {
+        const auto* data = static_cast<const tfr::Byte*>(from.data());
+        size = std::min(size, from.size());
+        std::int64_t rows[kRowsAtOnce * tfr::kRecordColumns];
+        nb::list records;
+        std::size_t at = 0;
+        std::int64_t count = kRowsAtOnce;
+        while (count == kRowsAtOnce) {
+            count = tfr::scan_records(data, size, at, rows, kRowsAtOnce);
+            for (std::int64_t i = 0; i < count; ++i) {
+                const std::int64_t* row = rows + i * static_cast<std::int64_t>(tfr::kRecordColumns);
+                const auto* record = data + row[0];
+                const auto length = static_cast<std::size_t>(row[1]);
+                records.append(nb::make_tuple(nb::bytes(record, tfr::kLengthSize),
+                                              nb::bytes(record + tfr::kHeaderSize, length), row[2], row[3]));
+                at = static_cast<std::size_t>(row[0]) + tfr::kHeaderSize + length + tfr::kFooterSize;
+            }
+        }
+        return records;
     });
     m.def("index_example", [](const nb::bytes& payload, std::uintptr_t rows, std::size_t capacity) {
         const Payload from(payload);

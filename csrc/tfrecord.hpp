@@ -37,6 +37,7 @@ using Byte = std::uint8_t;
 // ---------------------------------------------------------------------------------------------- framing
 
 // Eight bytes of length, four of their checksum before the payload; four of the payload's behind it.
+constexpr std::uint64_t kLengthSize = 8;
 constexpr std::uint64_t kHeaderSize = 12;
 constexpr std::uint64_t kFooterSize = 4;
 // int64 columns of a row: record offset in the block, payload length, CRC of the length, CRC of the payload.
