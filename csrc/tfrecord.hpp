@@ -7,7 +7,9 @@
 //   match_example   the same for a known set of names, in their order         O(payload + features log names)
 //   decode_numbers  one float or int64 feature into an array of some dtype    O(its bytes)
 //   decode_bytes    one bytes feature as (offset, length) pairs               O(its entries)
-//   same_bytes      whether the strings of such pairs are all the same        O(their bytes)
+//   same_bytes      the one string that all of a bytes feature are            O(its bytes)
+//   lay_numbers     where in one buffer the numbers of an episode will lie    O(features)
+//   fill_numbers    all of them into it                                       O(their bytes)
 //
 // All are pure functions, allocate nothing, and never read outside [data, data + size) or write more than
 // the room they are told of, whatever the bytes say: tests/datasets/openx/sources/test_example.py mutates
@@ -93,6 +95,10 @@ struct Span {
 
 // Ten bytes at most; bits beyond the 64th are dropped, as protobuf does. On failure `from.at` stays.
 inline bool read_varint(Span& from, std::uint64_t& value) {
+    if (from.at != from.end && *from.at < 0x80U) {  // nearly all of them
+        value = *from.at++;
+        return true;
+    }
     std::uint64_t result = 0;
     const Byte* at = from.at;
     for (unsigned shift = 0; shift < 70; shift += 7) {
@@ -239,6 +245,14 @@ inline bool each_entry(Span payload, const Byte*& bad, Visit visit) {
     });
 }
 
+// Whether eight varints of a byte each come next: true of nearly all flags and small numbers.
+inline bool eight_small(Span from) {
+    if (from.size() < 8) return false;
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, from.at, sizeof bytes);
+    return (bytes & 0x8080808080808080U) == 0;
+}
+
 // Counts values and checks that all of them can be decoded.
 struct Counter {
     std::int64_t kind = kNone;
@@ -265,7 +279,10 @@ struct Counter {
         unsigned run = 0;
         std::int64_t found = 0;
         for (const Byte* at = packed.at; at != packed.end; ++at) {
-            if (*at < 0x80U) {
+            if (run == 0 && eight_small(Span{at, packed.end})) {
+                found += 8;
+                at += 7;
+            } else if (*at < 0x80U) {
                 ++found;
                 run = 0;
             } else if (++run == 10) {
@@ -490,12 +507,14 @@ struct IntWriter : Writer<T> {
     }
     bool ints(Span packed) {
         while (packed.at != packed.end) {
-            std::uint64_t value = *packed.at;
-            if (value < 0x80U) {
-                ++packed.at;
-            } else if (!read_varint(packed, value)) {
-                return false;
+            if (eight_small(packed) && this->count + 8 <= this->room) {
+                for (std::size_t i = 0; i < 8; ++i) this->out[this->count + i] = static_cast<T>(packed.at[i]);
+                this->count += 8;
+                packed.at += 8;
+                continue;
             }
+            std::uint64_t value = 0;
+            if (!read_varint(packed, value)) return false;
             integer(value);
         }
         return true;
@@ -524,20 +543,43 @@ inline bool run(Span entry, Sink& sink) {
     return walk_entry(entry, name, sink, bad);
 }
 
-// Whether `count` byte strings, (offset, length) each as decode_bytes gives them, are all the same bytes.
-inline bool same_bytes(const Byte* data, std::size_t size, const std::int64_t* spans, std::size_t count) {
-    const auto inside = [size](const std::int64_t* span) {
-        const auto whole = static_cast<std::uint64_t>(size);
-        const auto first = static_cast<std::uint64_t>(span[0]);
-        return first <= whole && static_cast<std::uint64_t>(span[1]) <= whole - first;
-    };
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::int64_t* const span = spans + 2 * i;
-        if (!inside(span) || span[1] != spans[1]) return false;
-        if (span[1] != 0 && std::memcmp(data + span[0], data + spans[0], static_cast<std::size_t>(span[1])) != 0)
-            return false;
+// Compares the strings of a list with its first one.
+struct Repeat {
+    Span first{nullptr, nullptr};
+    std::size_t count = 0;
+    bool active = false;
+    bool same = true;
+
+    void begin(std::int64_t kind) {
+        active = kind == kBytesList;
+        count = 0;
+        same = true;
     }
-    return true;
+    bool bytes(Span value) {
+        if (count++ == 0) first = value;
+        same = same && value.size() == first.size() &&
+               (value.size() == 0 || std::memcmp(value.at, first.at, value.size()) == 0);
+        return true;
+    }
+    bool floats(Span) { return true; }
+    bool ints(Span) { return true; }
+    bool integer(std::uint64_t) { return true; }
+};
+
+inline bool inside(std::size_t size, std::int64_t offset, std::int64_t length) {
+    const auto whole = static_cast<std::uint64_t>(size);
+    const auto first = static_cast<std::uint64_t>(offset);
+    return first <= whole && static_cast<std::uint64_t>(length) <= whole - first;
+}
+
+// The string that all `count` strings of an entry are; nowhere where they differ, or are not so many.
+inline Span same_bytes(const Byte* data, std::size_t size, std::int64_t offset, std::int64_t length,
+                       std::size_t count) {
+    Repeat sink;
+    if (count == 0 || !inside(size, offset, length) || !run(Span{data + offset, data + offset + length}, sink) ||
+        !sink.active || !sink.same || sink.count != count)
+        return Span{nullptr, nullptr};
+    return sink.first;
 }
 
 // Codes of the dtypes that decode_numbers writes; src/replaybank/datasets/openx/sources/example.py has them too.
@@ -569,9 +611,7 @@ inline std::int64_t decode_ints(Span entry, void* out, std::size_t count) {
 // to the payload.
 inline std::int64_t decode_numbers(const Byte* data, std::size_t size, std::int64_t offset, std::int64_t length,
                                    int dtype, void* out, std::size_t count) {
-    const auto whole = static_cast<std::uint64_t>(size);
-    const auto first = static_cast<std::uint64_t>(offset);
-    if (first > whole || static_cast<std::uint64_t>(length) > whole - first) return kMismatch;
+    if (!inside(size, offset, length)) return kMismatch;
     const Span entry{data + offset, data + offset + length};
     switch (dtype) {
         case kBool: return decode_ints<bool>(entry, out, count);
@@ -590,13 +630,76 @@ inline std::int64_t decode_numbers(const Byte* data, std::size_t size, std::int6
     }
 }
 
+// Bytes of one value of a dtype; 0 of a code that there is not.
+inline std::size_t item_size(int dtype) {
+    switch (dtype) {
+        case kBool: case kInt8: case kUint8: return 1;
+        case kInt16: case kUint16: case kFloat16: return 2;
+        case kInt32: case kUint32: case kFloat32: return 4;
+        case kInt64: case kUint64: case kFloat64: return 8;
+        default: return 0;
+    }
+}
+
+// What is known of a column of numbers before its payload: the row of its entry in what match_example writes, the
+// kind of its list, how many numbers a step has (0: they are not counted), and their dtype.
+struct Column {
+    std::int64_t row;
+    std::int64_t kind;
+    std::int64_t per_step;
+    std::int64_t dtype;
+};
+
+constexpr std::int64_t kArenaAlignment = 16;  // what NumPy itself gives
+
+// Writes where each of `count` columns begins in a buffer that they share, -1 for those without numbers, and behind
+// these the bytes of all. Returns how many steps they have, 0 where none tells; -1 - i where column i is of another
+// kind, has no whole steps, or not as many as those before it.
+inline std::int64_t lay_numbers(const std::int64_t* rows, const Column* columns, std::size_t count,
+                                std::int64_t* places) {
+    std::int64_t steps = 0;
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const Column& column = columns[i];
+        const std::int64_t* row = rows + static_cast<std::size_t>(column.row) * kMatchColumns;
+        const std::int64_t numbers = row[1];
+        places[i] = -1;
+        if (column.per_step != 0) {
+            if (numbers == 0) continue;
+            const std::int64_t found = numbers / column.per_step;
+            if (row[0] != column.kind || found * column.per_step != numbers || (steps != 0 && found != steps))
+                return -1 - static_cast<std::int64_t>(i);
+            steps = found;
+        }
+        places[i] = at;
+        const auto bytes = numbers * static_cast<std::int64_t>(item_size(static_cast<int>(column.dtype)));
+        at += (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+    }
+    places[count] = at;
+    return steps;
+}
+
+// Decodes what lay_numbers laid out. Returns `count`, or the first column whose numbers cannot be had: some do not
+// fit the dtype, or the arguments do not belong together.
+inline std::size_t fill_numbers(const Byte* data, std::size_t size, const std::int64_t* rows, const Column* columns,
+                                std::size_t count, const std::int64_t* places, Byte* out, std::size_t room) {
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t* row = rows + static_cast<std::size_t>(columns[i].row) * kMatchColumns;
+        if (places[i] < 0 || row[1] == 0) continue;
+        const auto dtype = static_cast<int>(columns[i].dtype);
+        const auto numbers = static_cast<std::size_t>(row[1]);
+        const auto place = static_cast<std::size_t>(places[i]);
+        if (place > room || numbers > (room - place) / (item_size(dtype) + (item_size(dtype) == 0))) return i;
+        if (decode_numbers(data, size, row[2], row[3], dtype, out + place, numbers) != row[1]) return i;
+    }
+    return count;
+}
+
 // Writes (offset in the payload, length) of each of `count` byte strings: int64 [count, 2]. Returns `count` or
 // kMismatch.
 inline std::int64_t decode_bytes(const Byte* data, std::size_t size, std::int64_t offset, std::int64_t length,
                                  std::int64_t* out, std::size_t count) {
-    const auto whole = static_cast<std::uint64_t>(size);
-    const auto first = static_cast<std::uint64_t>(offset);
-    if (first > whole || static_cast<std::uint64_t>(length) > whole - first) return kMismatch;
+    if (!inside(size, offset, length)) return kMismatch;
     BytesWriter sink;
     sink.out = out;
     sink.room = 2 * count;

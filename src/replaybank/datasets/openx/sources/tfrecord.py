@@ -22,9 +22,9 @@ BLOCK_SIZE = 1 << 20
 """Bytes asked at once of what is behind a network: few questions, and little beside an episode of images."""
 READ_PIECE = 1 << 24
 """A length may lie: a stream of unknown size is read in pieces, so that memory follows what really comes."""
-_SMALL: Final = 1 << 15
+SMALL_RECORD: Final = 1 << 15
 """Bytes of a payload: to copy it once more costs less than two calls of the file."""
-_ROOM: Final = (1 << 17) - (1 << 10)
+ROOM: Final = (1 << 17) - (1 << 10)
 """Of small records: as much as stays in a core's own cache."""
 _HEADER: Final = struct.Struct("<QI")
 _MASK_DELTA = 0xA282EAD8
@@ -150,7 +150,7 @@ class _Reader:
         """What was read behind that."""
         self.ended = False
         """Whether the file has nothing behind that."""
-        self.room = bytearray(_ROOM)
+        self.room = bytearray(ROOM)
 
     def records(self, start: int) -> Iterator[Record]:
         while self.number < start:
@@ -160,7 +160,7 @@ class _Reader:
         self.header = self.read(HEADER_SIZE)
         while self.header:
             length = self.trusted_length(self.header)
-            if length > _SMALL or self.ended:
+            if length > SMALL_RECORD or self.ended:
                 yield self.large(length)
             else:
                 yield from self.small()
@@ -201,7 +201,7 @@ class _Reader:
             rest = bytes(view[used:have])
             have = len(rest)
             self.header, self.ahead, self.ended = rest[:HEADER_SIZE], rest[HEADER_SIZE:], not came
-            if have >= HEADER_SIZE and self.trusted_length(self.header) > _SMALL:
+            if have >= HEADER_SIZE and self.trusted_length(self.header) > SMALL_RECORD:
                 return
             room[:have] = rest
 
