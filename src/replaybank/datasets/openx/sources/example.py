@@ -52,7 +52,7 @@ class PayloadIndex:
         self._rows = np.zeros((max(len(encoded), 1), 4), dtype=np.int64)
         self._count = len(encoded)
         self.address = self._rows.ctypes.data
-        """Where :meth:`find` writes what it gives, int64 ``[names, 4]``: for kernels that go on from there."""
+        """Where :meth:`find` writes its rows, int64 ``[names, 4]``: for kernels that go on from there."""
         self._offsets_address = self._offsets.ctypes.data
         self.order = [i for _, i in encoded]
         """Row ``r`` of :meth:`find` belongs to ``names[order[r]]``."""
