@@ -280,7 +280,7 @@ def test_a_corrupt_record_is_named_and_the_next_can_be_read(tmp_path: Path) -> N
 def test_no_record_is_held_while_the_next_one_is_read(tmp_path: Path) -> None:
     length, size = 2, 4 << 20
     image = {"image": {"shape": {"dimensions": ["-1", "-1", "3"]}, "dtype": "uint8"}}
-    episodes = [{"steps/x": [bytes([number]) * size] * length} for number in range(4)]
+    episodes: list[Mapping[str, Any]] = [{"steps/x": [bytes([n]) * size] * length} for n in range(4)]
     source = RLDSSource(write_dataset(tmp_path, {"x": image}, [episodes]))
     tracemalloc.start()
     lengths = list(map(lambda episode: episode.length, source.episodes(source.shards()[0])))  # noqa: C417
