@@ -101,7 +101,7 @@ class EpisodeDecoder:
         length = _native.lay_numbers(self._index.address, plan, numbered, places)
         if length < 0:
             raise self._uneven(rows, -1 - length)
-        first = None
+        first: Key | None = None  # of the numbers, until a field of another kind is the first of all
         if not length:
             length = UNKNOWN
         for key, reader in self._others:
@@ -115,7 +115,7 @@ class EpisodeDecoder:
                 continue
             if len(column) != length:
                 if length != UNKNOWN:
-                    raise _disagree(first or self._first(rows), length, key, len(column))
+                    raise _disagree(self._first(rows, first), length, key, len(column))
                 length, first = len(column), key
             steps[key] = column
         for key, several in self._several:
@@ -126,7 +126,7 @@ class EpisodeDecoder:
             for column in columns.values():
                 if len(column) != length:
                     if length != UNKNOWN:
-                        raise _disagree(first or self._first(rows), length, key, len(column))
+                        raise _disagree(self._first(rows, first), length, key, len(column))
                     length, first = len(column), key
             steps.update(columns)
         if length <= 0:
@@ -143,8 +143,10 @@ class EpisodeDecoder:
                 steps[key] = np.ndarray((length, *numbers.shape), numbers.dtype, arena, start)
         return steps, length, missing
 
-    def _first(self, rows: Rows) -> Key:
-        """The first field whose numbers tell how many steps there are."""
+    def _first(self, rows: Rows, known: Key | None = None) -> Key:
+        """The first field that told how many steps there are: of those of numbers where no other is known."""
+        if known is not None:
+            return known
         return next(key for key, numbers in self._numbers if numbers.per_value and rows[numbers.row][1])
 
     def _uneven(self, rows: Rows, which: int) -> DataFormatError:
