@@ -17,6 +17,7 @@
 
 #include "blocks.hpp"
 #include "channels.hpp"
+#include "example_values.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -276,7 +277,7 @@ void bind_sum_tree(nb::module_& m) {
        "items"_a, "weights"_a, "importance"_a, "stamps"_a, Released());
 }
 
-// --- tfrecord.hpp ---------------------------------------------------------------------------------------
+// --- tfrecord.hpp, example_values.hpp -------------------------------------------------------------------
 
 namespace tfr = replaybank::tfrecord;
 

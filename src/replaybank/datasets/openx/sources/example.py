@@ -24,7 +24,7 @@ DTYPE_CODES: Mapping[np.dtype[Any], int] = {
         )
     )
 }
-"""Codes of ``decode_numbers`` in csrc/tfrecord.hpp, by the dtype it writes."""
+"""Codes of ``decode_numbers`` in csrc/example_values.hpp, by the dtype it writes."""
 
 FeatureValue: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | list[bytes] | None"
 """Values of one feature; None where the payload names it and gives no list."""
