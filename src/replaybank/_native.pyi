@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-# --- csrc/tfrecord.hpp and example_values.hpp say what each returns; `rows`, `offsets`, `columns`, `places` are
-# addresses, `out` is an array.
+# --- csrc/tfrecord.hpp and example_values.hpp say what each returns; `rows`, `offsets`, `columns`,
+# `places` are addresses, `out` is an array.
 def cut_records(block: bytearray, size: int) -> list[tuple[bytes, bytes, int, int]]: ...
 def index_example(payload: bytes, rows: int, capacity: int) -> int: ...
 def match_example(payload: bytes, names: bytes, offsets: int, count: int, rows: int) -> int: ...
