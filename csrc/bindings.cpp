@@ -5,8 +5,10 @@
 // NumPy twin is in tests/reference/.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,6 +18,7 @@
 #include "blocks.hpp"
 #include "channel_bindings.hpp"
 #include "cuts.hpp"
+#include "example_values.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -320,12 +323,14 @@ void bind_sum_tree(nb::module_& m) {
        "items"_a, "weights"_a, "importance"_a, "stamps"_a, Released());
 }
 
-// --- tfrecord.hpp ---------------------------------------------------------------------------------------
+// --- tfrecord.hpp, example_values.hpp -------------------------------------------------------------------
 
 namespace tfr = replaybank::tfrecord;
 
 // Releasing the GIL costs more than walking a small payload, and far more when another thread takes it.
 constexpr std::size_t kReleaseAbove = std::size_t{1} << 18;
+
+constexpr std::int64_t kRowsAtOnce = 64;
 
 // Payloads are `bytes`: immutable and held by the caller for as long as the call lasts.
 struct Payload {
@@ -334,10 +339,43 @@ struct Payload {
     std::size_t size;
 };
 
+// An array to write to gives its address and size by the buffer protocol: asked of NumPy they cost a microsecond.
+struct Room {
+    explicit Room(const nb::object& array) {
+        if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
+        data = static_cast<tfr::Byte*>(view.buf);
+        size = static_cast<std::size_t>(view.len);
+    }
+    ~Room() { PyBuffer_Release(&view); }
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    Py_buffer view{};
+    tfr::Byte* data;
+    std::size_t size;
+};
+
 void bind_tfrecord(nb::module_& m) {
-    m.def("scan_records", [](const nb::bytes& block, std::size_t start, std::uintptr_t rows, std::size_t capacity) {
-        const Payload from(block);
-        return tfr::scan_records(from.data, from.size, start, at<std::int64_t>(rows), capacity);
+    // The whole records at the beginning of `size` bytes of a buffer, each as (eight bytes of length, payload, CRC of
+    // the length, CRC of the payload).
+    m.def("cut_records", [](const nb::bytearray& from, std::size_t size) {
+        const auto* data = static_cast<const tfr::Byte*>(from.data());
+        size = std::min(size, from.size());
+        std::int64_t rows[kRowsAtOnce * tfr::kRecordColumns];
+        nb::list records;
+        std::size_t at = 0;
+        std::int64_t count = kRowsAtOnce;
+        while (count == kRowsAtOnce) {
+            count = tfr::scan_records(data, size, at, rows, kRowsAtOnce);
+            for (std::int64_t i = 0; i < count; ++i) {
+                const std::int64_t* row = rows + i * static_cast<std::int64_t>(tfr::kRecordColumns);
+                const auto* record = data + row[0];
+                const auto length = static_cast<std::size_t>(row[1]);
+                records.append(nb::make_tuple(nb::bytes(record, tfr::kLengthSize),
+                                              nb::bytes(record + tfr::kHeaderSize, length), row[2], row[3]));
+                at = static_cast<std::size_t>(row[0]) + tfr::kHeaderSize + length + tfr::kFooterSize;
+            }
+        }
+        return records;
     });
     m.def("index_example", [](const nb::bytes& payload, std::uintptr_t rows, std::size_t capacity) {
         const Payload from(payload);
@@ -354,20 +392,41 @@ void bind_tfrecord(nb::module_& m) {
         return tfr::match_example(from.data, from.size, wanted, at<std::int64_t>(rows));
     });
     m.def("decode_numbers", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, int dtype,
-                               std::uintptr_t out, std::size_t count) {
+                               const nb::object& out, std::size_t count) {
         const Payload from(payload);
+        const Room room(out);
+        const std::size_t item = tfr::item_size(dtype);
+        if (item == 0 || count > room.size / item) return tfr::kMismatch;
         std::optional<nb::gil_scoped_release> released;
         if (length > static_cast<std::int64_t>(kReleaseAbove)) released.emplace();
-        return tfr::decode_numbers(from.data, from.size, offset, length, dtype, at<void>(out), count);
+        return tfr::decode_numbers(from.data, from.size, offset, length, dtype, room.data, count);
     });
-    m.def("decode_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, std::uintptr_t out,
+    m.def("decode_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, const nb::object& out,
                              std::size_t count) {
         const Payload from(payload);
-        return tfr::decode_bytes(from.data, from.size, offset, length, at<std::int64_t>(out), count);
+        const Room room(out);
+        if (count > room.size / (2 * sizeof(std::int64_t))) return tfr::kMismatch;
+        return tfr::decode_bytes(from.data, from.size, offset, length, reinterpret_cast<std::int64_t*>(room.data), count);
     });
-    m.def("same_bytes", [](const nb::bytes& payload, std::uintptr_t spans, std::size_t count) {
+    m.def("same_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length,
+                           std::size_t count) -> std::optional<nb::bytes> {
         const Payload from(payload);
-        return tfr::same_bytes(from.data, from.size, at<const std::int64_t>(spans), count);
+        const tfr::Span found = tfr::same_bytes(from.data, from.size, offset, length, count);
+        if (found.at == nullptr) return std::nullopt;
+        return nb::bytes(found.at, found.size());
+    });
+    m.def("lay_numbers", [](Address rows, Address columns, std::size_t count, Address places) {
+        return tfr::lay_numbers(at<const std::int64_t>(rows), at<const tfr::Column>(columns), count,
+                                at<std::int64_t>(places));
+    });
+    m.def("fill_numbers", [](const nb::bytes& payload, Address rows, Address columns, std::size_t count,
+                             Address places, const nb::object& out) {
+        const Payload from(payload);
+        const Room room(out);
+        std::optional<nb::gil_scoped_release> released;
+        if (room.size > kReleaseAbove) released.emplace();
+        return tfr::fill_numbers(from.data, from.size, at<const std::int64_t>(rows), at<const tfr::Column>(columns),
+                                 count, at<const std::int64_t>(places), room.data, room.size);
     });
 }
 
