@@ -6,8 +6,6 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-import numpy.typing as npt
-
 # --- csrc/tfrecord.hpp and example_values.hpp say what each returns; `rows`, `offsets`, `columns`,
 # `places` are addresses, `out` is an array.
 def cut_records(block: bytearray, size: int) -> list[tuple[bytes, bytes, int, int]]: ...
