@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import replaybank
 from command_line import error_of, in_a_process, raising
+from patience import PATIENCE
 from replaybank import cli
 
 
@@ -228,3 +229,17 @@ def test_a_closed_output_is_one_line() -> None:
         ["sh", "-c", f"{sys.executable} -m replaybank --version >&-"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (cli.FAILED, "replaybank: error: standard output is closed\n")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["info", "bridge"], ["--help"]])
+def test_what_the_catalog_knows_is_told_without_torch(arguments: list[str]) -> None:
+    script = f"""
+import sys
+from replaybank import cli
+status = cli.run({arguments!r})
+print([name for name in ("torch", "tensordict", "numpy") if name in sys.modules], file=sys.stderr)
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert len(done.stdout) > 400

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from replaybank.checkpoint import is_checkpoint
-from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of
+from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of, is_name
 from replaybank.datasets.openx.corrections import corrected
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.sources.base import EpisodeSource
@@ -187,12 +187,6 @@ def _lerobot_place(given: str) -> str:
 def is_origin(source: str | os.PathLike[str]) -> bool:
     """Whether a form of publication was given, and not a path of this machine."""
     return isinstance(source, str) and source in ORIGINS and not Path(source).exists()
-
-
-def is_name(source: str | os.PathLike[str]) -> bool:
-    """Whether what was given is an id of the catalog, and not a path of this machine."""
-    path = os.fspath(source)
-    return path in datasets() and not Path(path).exists()
 
 
 def _nothing_at(path: str) -> str:
