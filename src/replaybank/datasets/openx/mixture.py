@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Encoding: TypeAlias = Literal["raw", "encoded"]
 Episodes: TypeAlias = "Sequence[int] | Tensor"
+Selected: TypeAlias = "Iterable[int] | Tensor | slice | None"
 Transform: TypeAlias = Callable[[Any], Any]
 
 DATASET = "dataset"
@@ -85,6 +86,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
         buffer_bytes: encoded episodes from which streams draw, in bytes, of all datasets together.
+        episodes: numbers of the episodes to use, as there; by id, or the same of all datasets.
 
     Raises:
         ValueError: a weight is not positive, there is no such mixture, or the datasets lack a key.
@@ -129,6 +131,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         rank: int | None = None,
         world_size: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
+        episodes: Selected | Mapping[str, Selected | None] = None,
     ) -> None:
         weights = weights_of(datasets)
         self.names: list[str] = list(weights)
@@ -140,6 +143,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             "image_keys": (image_keys, None),
             "allow_missing": (allow_missing, False),
             "on_error": (on_error, "raise"),
+            "episodes": (episodes, None),
         }
         options = {
             name: by_dataset(name, given, self.names, default) for name, (given, default) in asked.items()
@@ -243,8 +247,8 @@ class OpenXMixture(IterableDataset[Any], Stateful):
 
         Args:
             keys: entries; by default all numbers but those that only count steps and mark ends.
-            episodes: numbers of the episodes that count, by id or the same of each; streams need them said,
-                of stored datasets all count by default.
+            episodes: numbers of the episodes that count, by id or the same of each; by default those that
+                were selected. Else streams need them said, and of stored datasets all count.
             images: look at the frames of all cameras as well; of stored datasets only.
             progress: show progress bars; by default where the error output is a terminal.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.datasets.openx.files import Manifest
+from replaybank.datasets.openx.selection import Runs
 from replaybank.datasets.openx.sharding import Share
 from replaybank.datasets.openx.shuffle import below
 from replaybank.datasets.openx.storage import DatasetStorage
@@ -40,15 +40,15 @@ def dealt(lengths: Tensor, share: Share) -> Tensor:
     return order[reader == share.number].sort().values
 
 
-def shared_sampler(sampler: Sampler, share: Share, manifest: Manifest) -> ShareSampler:
+def shared_sampler(sampler: Sampler, share: Share, dataset: DatasetStorage) -> ShareSampler:
     """A sampler that draws from a share of a dataset.
 
     Raises:
         ValueError: there are fewer episodes than readers.
     """
-    if manifest.episodes < share.of:
+    if len(dataset.bounds) < share.of:
         raise ValueError(
-            f"{manifest.name!r} has {manifest.episodes} episodes, which cannot be shared among "
+            f"{dataset.manifest.name!r} has {len(dataset.bounds)} episodes, which cannot be shared among "
             f"world_size={share.of} ranks: pass rank=0, world_size=1 to have each rank draw from all"
         )
     return ShareSampler(sampler, share)
@@ -90,9 +90,8 @@ class PartOfItems:
 
     def __init__(self, whole: SampledStorage, runs: Tensor) -> None:
         self._whole = whole
-        self._ends = runs[:, 1].cumsum(0)
-        self._shift = runs.sum(1) - self._ends
-        self._size = int(self._ends[-1]) if len(runs) else 0
+        self._runs = Runs(runs)
+        self._size = self._runs.size
         self.log = WriteLog(max(1, self._size))
         """As of a storage that was filled at once."""
         self.log.fill(count=self._size)
@@ -127,7 +126,7 @@ class PartOfItems:
 
     def places(self, items: Tensor) -> Tensor:
         """Where items lie in the whole storage. O(items log runs)."""
-        return items + self._shift[torch.searchsorted(self._ends, items, right=True)]
+        return self._runs.places(items)
 
 
 class ShareSampler(Sampler):

@@ -126,6 +126,12 @@ def kind_of(source: EpisodeSource) -> str:
     return str(getattr(source, "kind", type(source).__name__))
 
 
+def begins_anywhere(source: EpisodeSource) -> bool:
+    """Whether an origin finds an episode without passing over those before it, and says so."""
+    inner = getattr(source, "source", None)
+    return bool(getattr(source, "begins_anywhere", False)) if inner is None else begins_anywhere(inner)
+
+
 def notes_of(source: EpisodeSource) -> tuple[str, ...]:
     """What an origin found to be not as declared; of the one inside where it only changes another."""
     inner = getattr(source, "source", None)

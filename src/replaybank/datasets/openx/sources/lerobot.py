@@ -201,6 +201,8 @@ class LeRobotSource:
         }
         """Names of the entries of fields, such as the joints of a state, as declared."""
 
+    begins_anywhere = True
+    """Where an episode lies is known without reading those before it."""
     missing: Sequence[int]
     """Numbers of the split's episodes whose files are not there."""
 
