@@ -25,14 +25,19 @@ from replaybank.datasets.openx.options import check_replacement, is_path, slicin
 from replaybank.datasets.openx.places import stored_at, streamed_from
 from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.rows import TrajectoryRows
-from replaybank.datasets.openx.selection import episodes_chosen, not_selected, place_in
+from replaybank.datasets.openx.selection import chosen_of, place_in
 from replaybank.datasets.openx.sharding import rank_share
 from replaybank.datasets.openx.skipping import OnError, check_on_error
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import order, sampler_for
-from replaybank.datasets.openx.stored_share import ShareSampler, settle_in_worker, shared_sampler
+from replaybank.datasets.openx.stored_share import (
+    ShareSampler,
+    of_other_readers,
+    settle_in_worker,
+    shared_sampler,
+)
 from replaybank.datasets.openx.stream_stats import stream_stats
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, StreamSampler, seed_of, stream_sampler
 from replaybank.datasets.openx.streamed_storage import StreamedStorage, refusal, refuse_parts
@@ -430,7 +435,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """
         selected = self.selected_episodes
         if selected is not None:
-            episodes = selected if episodes is None else self._within(selected, episodes)
+            episodes = selected if episodes is None else chosen_of(selected, episodes, self._all_episodes)
         if self._streamed is not None:
             if images:
                 raise ValueError("images=True is for a stored dataset: pass streaming=False, or leave it out")
@@ -445,14 +450,11 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         dataset = self.dataset.whole()
         return dataset_stats(dataset, keys, episodes=episodes, images=images, progress=progress)
 
-    def _within(self, selected: Tensor, episodes: Any) -> Tensor:
-        """Numbers that are given, all of them selected."""
-        count = self._streamed.stream.episodes if self._streamed else self.dataset.manifest.episodes
-        chosen = episodes_chosen(episodes, count)
-        outside = chosen[~torch.isin(chosen, selected)]
-        if len(outside):
-            raise not_selected(int(outside[0]), selected, count)
-        return chosen
+    @property
+    def _all_episodes(self) -> int | None:
+        """How many there are, selected or not; None where that is not known."""
+        streamed = self._streamed
+        return self.dataset.manifest.episodes if streamed is None else streamed.stream.episodes
 
     def preprocess(
         self,
@@ -609,6 +611,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """As of any buffer; where a stream or a share stands included."""
         self._settle()
         return super().state_dict()
+
+    def _of_another_sampler(self, saved: str, here: str, state: Mapping[str, Any]) -> str:
+        readers = of_other_readers(saved, self._sampler, state)
+        return readers or super()._of_another_sampler(saved, here, state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As of any buffer; of a share, a state of the same one."""

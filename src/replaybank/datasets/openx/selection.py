@@ -120,6 +120,18 @@ def place_in(numbers: Tensor | None, number: int, count: int) -> int:
     return place
 
 
+def chosen_of(numbers: Tensor, episodes: Sequence[int] | Tensor, count: int | None) -> Tensor:
+    """Those of the selected episodes that count, int64, ascending. As :func:`episodes_chosen`, and raises
+
+    IndexError: one is not selected.
+    """
+    chosen = episodes_chosen(episodes, count)
+    outside = chosen[~torch.isin(chosen, numbers)]
+    if len(outside):
+        raise not_selected(int(outside[0]), numbers, count)
+    return chosen
+
+
 def not_selected(number: int, numbers: Tensor, count: int | None) -> IndexError:
     """The error for an episode that is there, and not among those selected."""
     return IndexError(

@@ -54,6 +54,37 @@ def shared_sampler(sampler: Sampler, share: Share, dataset: DatasetStorage) -> S
     return ShareSampler(sampler, share)
 
 
+def of_other_readers(saved: str, here: Sampler, state: Mapping[str, Any]) -> str | None:
+    """What is said of a state that is of one of several readers, to one that is none; or the other way round.
+
+    Args:
+        saved: name of the class of the sampler that the state is of.
+        here: the one that should take it over.
+        state: of the sampler.
+
+    Returns:
+        None if that is not what differs.
+    """
+    of_share = saved == ShareSampler.__name__
+    if of_share == isinstance(here, ShareSampler):
+        return None
+    readers = state.get("share") if of_share else here._readers() if isinstance(here, ShareSampler) else None
+    try:
+        rank, world_size, worker, workers = readers  # type: ignore[misc]
+    except (TypeError, ValueError):  # damaged
+        return None
+    one = f"rank={rank} of world_size={world_size}" if world_size > 1 else ""
+    if workers > 1:
+        one += f"{', ' if one else ''}worker {worker} of {workers} of a DataLoader"
+    if of_share:
+        said = f"The state is of {one}; this dataset is read by one alone"
+    else:
+        said = f"The state is of a dataset that was read by one alone; this one is {one}"
+        rank, world_size = 0, 1
+    advice = f": give rank={rank}, world_size={world_size}" if "rank" in one else ""
+    return f"{said}. A state goes on among as many readers as there were{advice}."
+
+
 def settle_in_worker(dataset: Any) -> None:
     """Have a dataset in a worker of a ``DataLoader`` draw as no other worker does, from a part of its share.
 
