@@ -286,7 +286,7 @@ def test_a_state_of_other_readers_is_refused_in_the_words_of_the_arguments(
     with pytest.raises(ValueError, match=said):
         one.loads(tmp_path / "two")
     with pytest.raises(
-        ValueError, match="one alone; this one is rank=1 of world_size=2.*rank=0, world_size=1"
+        ValueError, match=r"one alone; this one is rank=1 of world_size=2.*rank=0, world_size=1"
     ):
         two.load_state_dict(one.state_dict())
     within = copy.deepcopy(one)
