@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from replaybank import showing
 from replaybank.buffers.parts import batch_size_of
+from replaybank.buffers.transforms import TransformChain
 from replaybank.checkpoint import Stateful
 from replaybank.datasets.openx.common import CommonEntries, example_of
 from replaybank.datasets.openx.nest import unnest
@@ -90,6 +91,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
 
     Raises:
         ValueError: a weight is not positive, there is no such mixture, or the datasets lack a key.
+        TypeError: a transform cannot be called, or is a :class:`SampleTransform`.
 
     Example:
         >>> import tempfile
@@ -150,6 +152,9 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         }
         given_transforms = by_dataset("transforms", transforms or {}, self.names, None)
         self._transforms: list[list[Transform]] = [[] if one is None else [one] for one in given_transforms]
+        for one in (*given_transforms, transform):
+            if one is not None:
+                _check_transform(one)
         self._normalizers: list[Normalize | None] = [None] * len(self.names)
         streamed = streams(streaming, download)
         self._slicing = slicing_of(num_slices, slice_len, pad, strict_length, None, streaming=streamed)
@@ -340,12 +345,11 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             The mixture.
 
         Raises:
-            TypeError: it cannot be called.
+            TypeError: it cannot be called, or is a :class:`SampleTransform`, which reads other steps too.
             ValueError: there is no such dataset, or entries that are wanted are not common any more. Nothing
                 has been changed.
         """
-        if not callable(transform):
-            raise TypeError(f"A transform is called with a batch, got a {type(transform).__name__}.")
+        _check_transform(transform)
         if dataset is None:
             self._batch_transforms.append(transform)
             return self
@@ -483,3 +487,14 @@ class OpenXMixture(IterableDataset[Any], Stateful):
 
     def _repr_html_(self) -> str:
         return showing.html_of(self)
+
+
+def _check_transform(transform: Any) -> None:
+    """See to it that a transform makes do with a batch."""
+    if not callable(transform):
+        raise TypeError(f"A transform is called with a batch, got a {type(transform).__name__}.")
+    for sampling in TransformChain([transform]).sampling:
+        raise TypeError(
+            f"{type(sampling).__name__} reads other steps than those that were drawn, and a mixture has no "
+            "others: give it to stored datasets, each a buffer of its own"
+        )

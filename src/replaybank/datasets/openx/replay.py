@@ -7,15 +7,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from replaybank.buffers.parts import batch_size_of
+from replaybank.buffers.parts import batch_size_of, generator_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.buffers.transforms import TransformChain
 from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.cut import join
 from replaybank.datasets.openx.epochs import epoch_of_stored, epoch_of_stream
@@ -47,6 +48,9 @@ from replaybank.storages.layout import Key
 from replaybank.transforms.base import SampleTransform
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _identity(batch: Any) -> Any:
@@ -210,6 +214,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
         skip = check_on_error(on_error)
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
+        batch_size, generator = batch_size_of(batch_size), generator_of(generator)
+        if batch_size is not None:
+            slicing.of(batch_size)
         replacement = check_replacement(
             replacement,
             shuffle=shuffle,
@@ -241,7 +248,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                     dataset_id, source, split, num_workers=num_workers, allow_missing=allow_missing
                 ),
                 slicing,
-                batch_size=batch_size_of(batch_size),
                 shuffle=self.shuffle,
                 cameras=image_keys,
                 share=share,
@@ -253,6 +259,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 episodes=episodes,
             )
             super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
+            self._refuse_related()
             return
         self._given = is_path(source) and is_converted(Path(source).expanduser())
         self.path = stored_at(
@@ -543,10 +550,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         steps = len(self) if self._part is None else int(self.dataset.bounds[self._part, 1].sum())
         return (self.sample() for _ in range(max(1, steps // self.batch_size)))
 
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
+        """As of any buffer; a :class:`SampleTransform` is not for a stream."""
+        if self.streaming:
+            self._refuse_related(TransformChain([transform]).sampling)
+        return super().insert_transform(index, transform, invert=invert)
+
     def _refuse_related(self, also: tuple[SampleTransform, ...] = ()) -> None:
         """A stream's steps come and go: nothing can be read of those around them."""
-        if also or self._transform.related is not None:
-            raise refusal("A sampling transform reads other steps than those that were drawn")
+        for transform in (*also, *self._transform.sampling):
+            raise refusal(f"{type(transform).__name__} reads other steps than those that were drawn")
 
     def _draw(
         self,

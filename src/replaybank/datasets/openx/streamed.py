@@ -396,7 +396,6 @@ def stream_sampler(
     source: EpisodeSource,
     slicing: Slicing,
     *,
-    batch_size: int | None,
     shuffle: bool,
     cameras: Sequence[str | Key] | None,
     share: Share,
@@ -410,12 +409,10 @@ def stream_sampler(
     """What draws from a source as the arguments ask for.
 
     Raises:
-        ValueError: slices do not divide the batch size, there is no such camera, or no such padding.
+        ValueError: there is no such camera, or a number is out of range.
         IndexError, ValueError, TypeError: ``episodes`` are no episodes of the source.
         DataFormatError: the source has no episodes, or nothing that can be streamed.
     """
-    if batch_size is not None:
-        slicing.of(batch_size)
     ahead = 1 if prefetch is None else whole("prefetch", prefetch, 0)
     workers = None if threads is None else whole("num_workers", threads, 0)
     size = whole("buffer_bytes", buffer_bytes, 0)
