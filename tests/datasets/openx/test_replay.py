@@ -434,9 +434,10 @@ def test_a_stream_refuses_transforms_that_read_other_steps(root: Path) -> None:
         with pytest.raises(StreamError, match="NStep reads other steps than those that were drawn"):
             OpenXExperienceReplay("arm", 2, transform=given, **arguments)
     stream = OpenXExperienceReplay("arm", 2, **arguments)
-    for change in (stream.append_transform, lambda transform: stream.insert_transform(0, transform)):
-        with pytest.raises(StreamError, match="FrameStack reads other steps"):
-            change(FrameStack(2))
+    with pytest.raises(StreamError, match="FrameStack reads other steps"):
+        stream.append_transform(FrameStack(2))
+    with pytest.raises(StreamError, match="FrameStack reads other steps"):
+        stream.insert_transform(0, FrameStack(2))
     assert len(stream.transform) == 0
     stream.transform.insert(0, NStep(2, 1.0))  # behind its back
     with pytest.raises(StreamError, match="reads other steps"):
