@@ -18,7 +18,9 @@ def view(
             help="A converted or published dataset, its path, URL or id, or a checkpointed buffer.",
         ),
     ],
-    episode: Annotated[int, typer.Option(min=0, help="Which episode, from 0.")] = 0,
+    episode: Annotated[
+        int, typer.Option(min=0, help="Which episode, from 0; or by a number that only its origin has.")
+    ] = 0,
     save: Annotated[
         str | None,
         typer.Option(metavar="FILE.rrd", help="Write a file instead of opening a window."),
@@ -53,7 +55,8 @@ def view(
     if quiet:
         return
     where = f"written to {save}: open it with `rerun {save}`" if save is not None else "shown in Rerun"
-    line(f"{found.name}, episode {found.number}: {found.length:,} steps {where}")
+    own = "" if found.origin_number in (None, found.number) else f" ({found.origin_number} of its origin)"
+    line(f"{found.name}, episode {found.number}{own}: {found.length:,} steps {where}")
     if left_out:
         names = ", ".join("/".join(key) for key in left_out)
         line(f"Not drawn, as they have too many numbers: {names}")

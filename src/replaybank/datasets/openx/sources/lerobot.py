@@ -207,6 +207,11 @@ class LeRobotSource:
     """Numbers of the split's episodes whose files are not there."""
 
     @property
+    def episode_numbers(self) -> tuple[int, ...]:
+        """The ``episode_index`` of each episode, in the order of the shards."""
+        return tuple(row.index for rows in self._groups for row in rows)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the metadata declares and the files do not bear out."""
         return tuple(self._notes)
