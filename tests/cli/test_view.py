@@ -31,6 +31,24 @@ def test_view_writes_a_file_and_says_how_to_open_it(
     assert small.stat().st_size < file.stat().st_size
 
 
+def test_a_large_file_of_pixels_says_how_it_becomes_smaller(
+    arm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, file = tmp_path / "made", str(tmp_path / "arm.rrd")
+    assert cli.run(["convert", str(arm_folder), str(made), "-q"]) == 0
+
+    def printed(path: Path, *options: str) -> str:
+        assert cli.run(["view", str(path), "--save", file, *options]) == 0
+        return capsys.readouterr().out
+
+    assert "--compress" not in printed(made)
+    monkeypatch.setattr("replaybank.cli.view.LARGE", 10_000)
+    assert ": --compress makes it smaller, with frames as JPEG, not exact\n" in printed(made)
+    assert "--compress" not in printed(made, "--compress")
+    assert "--compress" not in printed(made, "--quiet")
+    assert "--compress" not in printed(arm_folder)  # JPEG already
+
+
 def test_view_says_what_is_wrong_in_one_line(
     arm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
