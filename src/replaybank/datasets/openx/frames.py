@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replaybank.datasets.openx.planes import decode_planes, room_for
+from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.sources.base import FieldSpec, Images
 from replaybank.datasets.openx.sources.images import check_headers
 from replaybank.datasets.openx.ted import Leaf, check_shape, decode_frames
+from replaybank.storages.room import room_for
 
 FRAME_CHUNK_BYTES = 1 << 19
 """Decoded frames held at a time, however long the episode: what stays in a core's cache between decoding and
@@ -68,7 +69,7 @@ class FrameColumn:
                 content = np.ascontiguousarray(self.frames[start:stop], dtype=dtype)
             else:
                 content = room_for("planes", (stop - start, *self.leaf.shape), dtype)
-                decode_planes(self.frames, start, content, check=self._check)
+                decode_planes(self.frames, start, content, check=self._check, soon=True)
             crc = extend_crc32c(crc, content)
             write_at(self.file, at, content)
             at += content.nbytes

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from replaybank import _native
-from replaybank.datasets.openx.channels import address_of
+from replaybank.storages.channels import address_of
 from replaybank.storages.layout import RowLayout
 
 
