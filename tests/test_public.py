@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -98,6 +99,12 @@ def test_the_reference_lists_every_public_name_once() -> None:
     assert sorted(listed) == sorted(PUBLIC)
 
 
+def test_packages_export_what_their_modules_have() -> None:
+    for name in ("replaybank", "replaybank.datasets.openx", "replaybank.datasets.openx.sources"):
+        package = importlib.import_module(name)
+        assert all(hasattr(package, exported) for exported in package.__all__)
+
+
 def test_importing_the_package_waits_with_torch_until_a_name_is_asked_for() -> None:
     script = """
 import sys, replaybank
@@ -111,6 +118,39 @@ try:
     replaybank.Nothing
 except AttributeError as error:
     assert str(error) == "module 'replaybank' has no attribute 'Nothing'"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import replaybank.datasets.openx.convert",
+        "from replaybank.datasets.openx.verify import verify",
+        "import replaybank.datasets.openx as package; package.verify",
+        "from replaybank import convert",
+    ],
+)
+def test_a_function_hides_the_module_of_its_name(first: str) -> None:
+    script = f"""
+{first}
+import replaybank.datasets.openx.convert
+from replaybank.datasets.openx import convert, verify
+import replaybank.datasets.openx.convert as again
+import sys, types, replaybank
+import replaybank.datasets.openx.verify
+package = replaybank.datasets.openx
+for name, found in (("convert", convert), ("verify", verify)):
+    module = sys.modules["replaybank.datasets.openx." + name]
+    assert type(found) is types.FunctionType and type(module) is types.ModuleType
+    assert found is getattr(package, name) is getattr(module, name) is getattr(replaybank, name)
+assert again is convert
+assert "OpenXMixture" in dir(package) and "sources" in dir(package)
+try:
+    package.nothing
+except AttributeError as error:
+    assert str(error) == "module 'replaybank.datasets.openx' has no attribute 'nothing'"
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

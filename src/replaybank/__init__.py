@@ -3,6 +3,8 @@
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+from replaybank import lazily as _lazily
+
 if TYPE_CHECKING:
     from replaybank.buffers import (
         PrioritizedReplayBuffer,
@@ -215,25 +217,22 @@ _HOMES = {
         "WriterEnsemble",
     ],
 }
-_HOME_OF = {name: f"replaybank.{home}" for home, names in _HOMES.items() for name in names}
 _MODULES = (*{home.partition(".")[0] for home in _HOMES}, "checkpoint")
+
+_lazily.names_from(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """A public name, or a package of this one, imported when it is first asked for."""
-    if name in _HOME_OF:
-        value: object = getattr(_import_module(_HOME_OF[name]), name)
-    elif name in _MODULES:
+    """A package of this one, imported when it is first asked for, or the version."""
+    if name in _MODULES:
         return _import_module(f"replaybank.{name}")
-    elif name == "__version__":
+    if name == "__version__":
         from importlib.metadata import version
 
-        value = version("replaybank")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+        value = globals()[name] = version("replaybank")
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return [*globals(), "__version__", *_MODULES]

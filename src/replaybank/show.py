@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from replaybank.datasets.openx.catalog import DatasetFacts
 from replaybank.datasets.openx.sources.origins import url_of
-from replaybank.datasets.openx.stats import EntryStats
-from replaybank.datasets.openx.summary import DatasetSummary, FieldSummary, ImageSummary
-from replaybank.datasets.openx.throughput import Throughput
 from replaybank.terminal import count, line, short, size, table
+
+if TYPE_CHECKING:  # the catalog is shown without torch, which takes seconds to import
+    from replaybank.datasets.openx.stats import EntryStats
+    from replaybank.datasets.openx.summary import DatasetSummary, FieldSummary, ImageSummary
+    from replaybank.datasets.openx.throughput import Throughput
 
 SAMPLES = 5
 """Strings shown of a text entry: the most frequent ones."""

@@ -86,6 +86,38 @@ def test_metadata_is_shown_where_the_data_files_are_missing(
     assert "--split" not in error_of(capsys, "info", folder, "--split", "val", status=cli.MISUSED)
 
 
+def test_metadata_has_no_entries_that_a_conversion_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_lerobot(tmp_path / "push", "v2.1", [5, 7], None)
+    entries = []
+    for missing in (False, True):
+        if missing:
+            shutil.rmtree(folder / "data")
+        assert cli.run(["info", str(folder)]) == 0
+        out = capsys.readouterr().out.partition("Entries of a step")[2]
+        entries.append({name for name in ("frame_index", "index", "task_index") if f"\n  {name} " in out})
+    assert entries == [{"task_index"}, {"task_index"}]
+
+
+def test_the_datasets_below_a_folder_are_named(
+    arm_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = write_lerobot(tmp_path / "robots" / "push", "v2.1", [5, 7], None)
+    (tmp_path / "robots" / "empty").mkdir()
+    shutil.copytree(arm_folder, tmp_path / "arms" / "a" / "two_link_arm" / "1.0.0")
+    assert cli.run(["convert", str(arm_folder), str(tmp_path / "converted"), "-q"]) == 0
+    text = error_of(capsys, "info", tmp_path, status=cli.FAILED)
+    assert text.endswith(f"holds one of these; below it: {tmp_path / 'converted'}, {made}\n")
+    text = error_of(capsys, "convert", tmp_path / "arms", tmp_path / "new", status=cli.FAILED)
+    assert text.endswith(f"; below it: {tmp_path / 'arms' / 'a' / 'two_link_arm'}\n")
+    for number in range(6):
+        shutil.copytree(made, tmp_path / "robots" / f"more{number}")
+    assert "more4 and 2 more\n" in error_of(capsys, "info", tmp_path / "robots", status=cli.FAILED)
+    text = error_of(capsys, "info", tmp_path / "robots" / "empty", status=cli.FAILED)
+    assert text.endswith("give the folder that holds one of these\n")
+
+
 def test_real_metadata_alone_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["info", str(lerobot_so101_path())]) == 0
     out = capsys.readouterr().out

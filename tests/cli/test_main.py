@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import replaybank
 from command_line import error_of, in_a_process, raising
+from patience import PATIENCE
 from replaybank import cli
 
 
@@ -205,6 +206,28 @@ def test_a_package_that_reads_urls_is_named_where_it_is_missing(
     assert "unexpected" not in text
 
 
+@pytest.mark.parametrize(
+    ("package", "advice"),
+    [
+        ("pyarrow", ": pip install 'replaybank[openx]'\n"),
+        ("PIL", ": pip install 'replaybank[openx]'\n"),
+        ("google_crc32c", ": pip install 'replaybank[openx]'\n"),
+        ("rerun", ": pip install 'replaybank[view]'\n"),
+        ("jinja2", ": pip install 'replaybank[report]'\n"),
+        ("s3fs", ": pip install s3fs"),
+        (
+            "replaybank",
+            "; this installation of replaybank is damaged: pip install --force-reinstall replaybank\n",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_named_with_the_extra_that_has_it(
+    package: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(ImportError("it cannot be imported", name=f"{package}.part"), monkeypatch)
+    assert f"be imported{advice}" in error_of(capsys, "info", "gs://bucket/x", status=cli.FAILED)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_output_that_cannot_be_written_is_one_line() -> None:
     with open("/dev/full", "w") as full:
@@ -228,3 +251,17 @@ def test_a_closed_output_is_one_line() -> None:
         ["sh", "-c", f"{sys.executable} -m replaybank --version >&-"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (cli.FAILED, "replaybank: error: standard output is closed\n")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["info", "bridge"], ["--help"]])
+def test_what_the_catalog_knows_is_told_without_torch(arguments: list[str]) -> None:
+    script = f"""
+import sys
+from replaybank import cli
+status = cli.run({arguments!r})
+print([name for name in ("torch", "tensordict", "numpy") if name in sys.modules], file=sys.stderr)
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert len(done.stdout) > 400

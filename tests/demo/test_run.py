@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +13,7 @@ from hub_shards import write_hub
 from lerobot_files import write_lerobot
 from replaybank import convert
 from replaybank.demo.arm import write_arm_dataset
-from replaybank.demo.run import MARKER, claim, run_demo
+from replaybank.demo.run import ARM_BYTES, MARKER, claim, run_demo
 from shared_data import bridge_path
 
 
@@ -26,6 +29,8 @@ def test_the_demo_runs_from_nothing_and_again_over_its_own_files(
     assert first.training.start == pytest.approx(first.training.mean_action, rel=1e-5)
     for fact in ("40, 8 of them held out", f"{first.dataset.steps:,}", "image (64 x 64)", str(output)):
         assert fact in printed
+    taken = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    assert 0.9 * ARM_BYTES < taken <= ARM_BYTES
     own = output / "mine.txt"
     own.write_text("kept")
     second = run_demo(output=output, seconds=0.0, quiet=True)
@@ -43,6 +48,17 @@ def test_the_demo_runs_on_real_bridge_episodes(tmp_path: Path, capsys: pytest.Ca
     assert "bridge_dataset 1.0.0" in printed
     for camera in range(4):
         assert f"image_{camera} (64 x 64)" in printed
+
+
+def test_a_disk_without_room_is_named_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = SimpleNamespace(total=10**9, used=10**9 - ARM_BYTES // 2, free=ARM_BYTES // 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: there)
+    with pytest.raises(OSError, match=r"files take 45\.0 MB, and 22\.5 MB are free there: make r") as refused:
+        run_demo(output=tmp_path / "out", seconds=0.0, quiet=True)
+    assert (refused.value.errno, refused.value.filename) == (errno.ENOSPC, str(tmp_path / "out"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [MARKER]
 
 
 def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:

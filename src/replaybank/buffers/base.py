@@ -449,6 +449,13 @@ class ComposedBuffer(Stateful):
             self._keep_out_of_graphs((self._storage, self._writer))
         self._take_ahead(ahead)
 
+    def _of_another_sampler(self, saved: str, here: str, state: Mapping[str, Any]) -> str:
+        """What is said of the state of another kind of sampler than there is here."""
+        return (
+            f"The state is of a buffer with a {saved}; this one has a {here}. Load it into a buffer with a "
+            f"{saved}; set_sampler exchanges it afterwards."
+        )
+
     def _facts(self) -> dict[str, Any]:
         """What its repr tells, without the lock: whoever holds it may hold it long."""
         if self._recipe is not None:

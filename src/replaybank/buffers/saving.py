@@ -179,8 +179,7 @@ def _check(buffer: ComposedBuffer, state: Mapping[str, Any], *, storage: bool) -
     saved, here = _saved_kind(state, "sampler"), _kind(buffer._sampler)
     if saved not in (None, here):
         raise ValueError(
-            f"The state is of a buffer with a {saved}; this one has a {here}. Load it into a buffer with a "
-            f"{saved}; set_sampler exchanges it afterwards. Nothing has been changed."
+            f"{buffer._of_another_sampler(saved, here, state['sampler'])} Nothing has been changed."
         )
     if state["ahead"] and buffer._batch_size is None:
         raise ValueError(

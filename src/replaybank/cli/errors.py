@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import metadata
 
 import typer
 
@@ -25,6 +27,11 @@ INTERRUPTED = 130
 # class that every version exports.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+_PUBLISHED_AS = {"PIL": "Pillow", "rerun": "rerun-sdk", "backports": "backports.zstd"}
+"""Packages that are imported under another name than they are installed."""
+_OF_AN_EXTRA = re.compile(r"(?P<name>[\w.-]+)[^;]*;.*extra == ['\"](?P<extra>\w+)['\"]")
+"""A requirement in the package's metadata; extras come in the order in which they are declared."""
 
 _WORDS = (
     ("image_keys: ", "--image-key: "),
@@ -76,6 +83,29 @@ def _missing_package(error: BaseException) -> str:
     return found
 
 
+def _normal(name: str) -> str:
+    """The name of a package as it is compared."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def how_to_install(package: str) -> str:
+    """What to do for a package that cannot be imported, as the end of an error; nothing of none.
+
+    >>> how_to_install("pyarrow"), how_to_install("gcsfs")
+    (": pip install 'replaybank[openx]'", ': pip install gcsfs')
+    """
+    if package == "replaybank":
+        return "; this installation of replaybank is damaged: pip install --force-reinstall replaybank"
+    if not package:
+        return ""
+    name = _normal(_PUBLISHED_AS.get(package, package))
+    for requirement in metadata.requires("replaybank") or ():
+        of = _OF_AN_EXTRA.match(requirement)
+        if of is not None and _normal(of["name"]) == name:
+            return f": pip install 'replaybank[{of['extra']}]'"
+    return f": pip install {package}"
+
+
 def fail(error: Exception, debug: bool) -> int:
     """Print an error and give back the exit status for it."""
     if debug:
@@ -90,9 +120,9 @@ def fail(error: Exception, debug: bool) -> int:
         )
         text = f"{of}: {error.strerror}" if of and error.strerror else error.strerror or str(error)
     elif isinstance(error, ImportError):
-        package, text = _missing_package(error), str(error)
-        if package and "pip install" not in text:
-            text = f"{text}: pip install {package}"
+        text = str(error)
+        if "pip install" not in text:
+            text += how_to_install(_missing_package(error))
     elif isinstance(error, ReplaybankError):
         text = str(error)
     elif isinstance(error, ValueError):

@@ -47,17 +47,19 @@ def info(
 
     Of an id that is no path: what the catalog knows.
     """
-    from replaybank import checkpoint
-    from replaybank.datasets.openx.catalog import facts_of
-    from replaybank.datasets.openx.sources.lerobot import NoDataError
-    from replaybank.datasets.openx.sources.open import is_name
-    from replaybank.datasets.openx.summary import folder_bytes, summarise
+    from replaybank.datasets.openx.catalog import facts_of, is_name
     from replaybank.show import show_facts, show_summary
 
-    place = data_path(path)
-    if is_name(path):
+    if is_name(path):  # before what imports torch, which takes seconds
         show_facts(facts_of(path))
-    elif "://" not in place and checkpoint.is_checkpoint(place):
+        return
+
+    from replaybank import checkpoint
+    from replaybank.datasets.openx.sources.lerobot import NoDataError
+    from replaybank.datasets.openx.summary import folder_bytes, summarise
+
+    place = data_path(path)
+    if "://" not in place and checkpoint.is_checkpoint(place):
         from replaybank.buffers.checkpointed import opened_buffers
         from replaybank.show_buffers import show_buffers
 

@@ -17,7 +17,7 @@ def stream(
             metavar="SRC", help="Folder or URL of a published dataset, or an id of `replaybank list`."
         ),
     ],
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long, once batches come.")] = 10.0,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Steps in a batch; without it whole trajectories come.")
     ] = None,

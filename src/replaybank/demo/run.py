@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import time
@@ -29,6 +30,8 @@ SLICE = 8
 """Steps a slice, fewer where the shortest episode has fewer."""
 BATCH = 256
 """Steps a batch, rounded down to whole slices."""
+ARM_BYTES = 45_000_000
+"""What the simulated arm's files take, as published and converted (a test compares)."""
 
 _MEASURED = 2.0  # seconds for which batches are drawn to measure their rate
 
@@ -82,13 +85,14 @@ def run_demo(
         FileNotFoundError: there is no dataset at ``data``.
         ValueError: a network cannot learn from the data.
         DataFormatError: a file is not what its format says.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written, or the disk has no room for what is made.
     """
     progress = False if quiet else None
     if data is not None and not is_converted(data):
         open_published(data, allow_missing_shards=True)  # before anything is made
     claim(output)
     if data is None:
+        check_room(output)
         folder = output / "rlds" / NAME / VERSION
         _say(quiet, f"Writing episodes of a simulated arm to {folder}")
         shutil.rmtree(folder, ignore_errors=True)
@@ -127,6 +131,22 @@ def run_demo(
     )
     show_result(result)
     return result
+
+
+def check_room(output: Path) -> None:
+    """See to it that the simulated arm's files have room.
+
+    Raises:
+        OSError: with ``errno.ENOSPC``: there is less than they take; both are named.
+    """
+    free = shutil.disk_usage(output).free + (folder_bytes(output) or 0)  # what is there is replaced
+    if free < ARM_BYTES:
+        raise OSError(
+            errno.ENOSPC,
+            f"the demo's files take {size(ARM_BYTES)}, and {size(free)} are free there: make room, or choose "
+            "another folder with --output",
+            str(output),
+        )
 
 
 def claim(folder: Path) -> None:

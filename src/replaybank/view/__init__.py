@@ -13,9 +13,16 @@ from replaybank.view.blueprint import layout
 from replaybank.view.drain import Drain
 from replaybank.view.episode import Key, RecordedEpisode, chosen_cameras
 from replaybank.view.opening import open_episode
-from replaybank.view.recording import record, rerun, sayable
+from replaybank.view.recording import record, rerun, sayable, smaller_as_jpeg
 
-__all__ = ["RecordedEpisode", "open_episode", "refuse_without_display", "save_recording", "show_recording"]
+__all__ = [
+    "RecordedEpisode",
+    "open_episode",
+    "refuse_without_display",
+    "save_recording",
+    "show_recording",
+    "smaller_as_jpeg",
+]
 
 APPLICATION = "replaybank"
 """Under which name Rerun keeps what its user changes about the layout."""

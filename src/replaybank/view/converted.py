@@ -10,22 +10,26 @@ import torch
 from replaybank.datasets.openx.catalog import datasets
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.ted import EPISODE, IS_INIT, STEP
-from replaybank.view.episode import Camera, Frames, Key, RecordedEpisode, no_such_episode
+from replaybank.view.episode import Camera, Frames, Key, RecordedEpisode, place_of
 
 DECODED_BYTES = 1 << 24
 """Pixels read at a time."""
+_ORIGIN_NUMBER: Key = ("episode_index",)  # as LeRobot has it
 
 
 def converted_episode(dataset: DatasetStorage, number: int) -> RecordedEpisode:
     """An episode of a converted dataset. O(bytes of its numbers and texts); frames are read later.
+
+    Args:
+        dataset: in which it is.
+        number: of the episode, from 0; or a number that only its origin has.
 
     Raises:
         IndexError: there is no such episode.
         DataFormatError: a file is damaged.
     """
     manifest = dataset.manifest
-    if not 0 <= number < len(dataset.bounds):
-        raise no_such_episode(str(dataset.folder), number, len(dataset.bounds))
+    number = place_of(str(dataset.folder), number, len(dataset.bounds), lambda: _origin_numbers(dataset))
     start, length = dataset.bounds[number].tolist()
     steps = slice(start, start + length)
     numbers, texts, cameras = {}, {}, {}
@@ -40,7 +44,8 @@ def converted_episode(dataset: DatasetStorage, number: int) -> RecordedEpisode:
             texts[key] = [dataset.strings[code] if 0 <= code < len(dataset.strings) else "" for code in codes]
         else:
             numbers[key] = dataset.read_leaf(key, steps).numpy()
-    facts = {key if isinstance(key, str) else "/".join(key): v for key, v in dataset.metadata(number).items()}
+    metadata = dataset.metadata(number)
+    facts = {key if isinstance(key, str) else "/".join(key): v for key, v in metadata.items()}
     known = datasets().get(manifest.name)
     return RecordedEpisode(
         manifest.name,
@@ -52,7 +57,14 @@ def converted_episode(dataset: DatasetStorage, number: int) -> RecordedEpisode:
         manifest.dim_names,
         rate=None if known is None else known.hz,
         facts={name: str(value) for name, value in facts.items()},
+        origin_number=metadata.get(_ORIGIN_NUMBER),
     )
+
+
+def _origin_numbers(dataset: DatasetStorage) -> list[int]:
+    """By which numbers the origin knows the episodes; none where it does not number them. O(episodes)."""
+    found = [dataset.metadata(number).get(_ORIGIN_NUMBER) for number in range(len(dataset.bounds))]
+    return [number for number in found if number is not None]
 
 
 class ConvertedCamera:

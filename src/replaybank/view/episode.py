@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -14,6 +14,8 @@ Key: TypeAlias = tuple[str, ...]
 
 LONGEST_STEP = 60.0
 """Seconds from step to step beyond which a ``timestamp`` is taken for something else than seconds."""
+NUMBERS_SHOWN = 8
+"""Numbers of episodes that an error names."""
 
 
 class Camera(Protocol):
@@ -47,6 +49,7 @@ class RecordedEpisode:
         names: of the numbers of an entry, such as the joints of a state.
         rate: steps a second, if that is known.
         facts: what else is known of it, by name.
+        origin_number: by which number its origin knows it, where it has numbers of its own.
     """
 
     name: str
@@ -58,6 +61,7 @@ class RecordedEpisode:
     names: Mapping[Key, Sequence[str]] = field(default_factory=dict)
     rate: float | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    origin_number: int | None = None
 
     @property
     def seconds(self) -> npt.NDArray[np.float64] | None:
@@ -98,9 +102,32 @@ def chosen_cameras(cameras: Sequence[Key], asked: Sequence[str] | None) -> list[
     return chosen
 
 
-def no_such_episode(where: str, number: int, count: int) -> IndexError:
-    """The error for an episode that is not there."""
+def place_of(where: str, number: int, count: int, origin_numbers: Callable[[], Sequence[int]]) -> int:
+    """The place of an episode among those there are, given that, or a number that only its origin has.
+
+    Args:
+        where: of which dataset, for the error.
+        number: the place, from 0; a number that is none of the places may be one of the origin's.
+        count: how many episodes there are.
+        origin_numbers: gives the origin's own numbers, by place; none where it has none.
+
+    Raises:
+        IndexError: it is neither.
+    """
+    if 0 <= number < count:
+        return number
+    own = list(origin_numbers())
+    if number not in own:
+        raise no_such_episode(where, number, count, own)
+    return own.index(number)
+
+
+def no_such_episode(where: str, number: int, count: int, own: Sequence[int] = ()) -> IndexError:
+    """The error for an episode that is not there, whatever its origin calls those that are."""
     if not count:
         return IndexError(f"{where} has no episodes")
     there = f"has {count:,} episodes, 0 to {count - 1}" if count > 1 else "has one episode, 0"
+    if list(own) != list(range(len(own))):
+        more = f", ... {own[-1]}" if len(own) > NUMBERS_SHOWN else ""
+        there += f"; by the numbers of its origin {', '.join(map(str, own[:NUMBERS_SHOWN]))}{more}"
     return IndexError(f"there is no episode {number}: {where} {there}")

@@ -29,7 +29,8 @@ def open_episode(
 
     Args:
         path: a folder, a URL, or an id of the catalog.
-        number: of the episode, from 0.
+        number: of the episode, from 0, as its steps' ``"episode"`` entry has it. One that is none of these
+            may be the origin's own, such as LeRobot's ``episode_index``.
         split: of a published dataset, ``"train"`` by default.
         progress: show a bar if a checkpoint takes long to read; by default where the error output is a
             terminal.

@@ -9,10 +9,10 @@ import numpy as np
 
 from replaybank.datasets.openx.catalog import datasets
 from replaybank.datasets.openx.corrections import AS_PUBLISHED, CorrectedSource
-from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Images
+from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Images, episode_numbers_of
 from replaybank.datasets.openx.sources.video_frames import VideoFrames
 from replaybank.datasets.openx.ted import EPISODE, IS_INIT, STEP, Leaf, settle_shapes, ted_leaves, to_ted
-from replaybank.view.episode import Camera, Frames, Key, RecordedEpisode, no_such_episode
+from replaybank.view.episode import Camera, Frames, Key, RecordedEpisode, no_such_episode, place_of
 
 DECODED_AT_A_TIME = 32
 """Frames of a video; enough for its decoder's threads."""
@@ -25,13 +25,16 @@ def published_episode(source: EpisodeSource, number: int) -> RecordedEpisode:
 
     Args:
         source: the dataset.
-        number: of the episode, from 0, in the order of the shards.
+        number: of the episode, from 0, in the order of the shards; or a number that only its origin has.
 
     Raises:
         IndexError: there is no such episode.
         DataFormatError: a file is not what its format says.
         OSError: a file cannot be read.
     """
+    own = episode_numbers_of(source)
+    if own:
+        number = place_of(_name(source), number, len(own), lambda: own)
     episode = _find(source, number)
     leaves = settle_shapes(ted_leaves(source.fields), episode)
     leaves = {key: leaf for key, leaf in leaves.items() if leaf.source not in episode.missing}
@@ -66,6 +69,7 @@ def published_episode(source: EpisodeSource, number: int) -> RecordedEpisode:
         },
         rate_of(source),
         {"from": episode.where, **facts, **{f"fault: {what}": str(n) for what, n in ted.faults.items()}},
+        origin_number=own[number] if own else None,
     )
 
 
@@ -92,7 +96,11 @@ def _find(source: EpisodeSource, number: int) -> Episode:
             if before == number:
                 return episode
             before += 1
-    raise no_such_episode(getattr(source, "path", "") or source.name, number, before)
+    raise no_such_episode(_name(source), number, before)
+
+
+def _name(source: EpisodeSource) -> str:
+    return str(getattr(source, "path", "") or source.name)
 
 
 class PublishedCamera:

@@ -83,6 +83,16 @@ def record(
     return left_out
 
 
+def smaller_as_jpeg(camera: Camera) -> bool:
+    """Whether the frames of a camera come as pixels that could be compressed. Reads a few of them."""
+    _, frames = next(iter(camera.parts()), (0, ()))
+    return isinstance(frames, np.ndarray) and not camera.lossy and _is_photo(frames)
+
+
+def _is_photo(frames: npt.NDArray[Any]) -> bool:
+    return frames.dtype == np.uint8 and frames.shape[-1] in (1, 3)
+
+
 def entity(key: Key) -> str:
     """The entity that an entry becomes."""
     return str(rerun().new_entity_path([sayable(part) for part in key]))
@@ -208,7 +218,7 @@ def _record_pixels(
 ) -> None:
     rr = rerun()
     channels = frames.shape[-1]
-    if frames.dtype == np.uint8 and channels in (1, 3) and (compress or camera.lossy):
+    if _is_photo(frames) and (compress or camera.lossy):
         contents = [encode_frame(frame, "jpeg", JPEG_QUALITY) for frame in frames]
         recording.send_columns(path, times, _encoded(contents, depth=False))
         return

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lerobot_files import write_lerobot
 from memory_source import FIELDS, MemorySource, episode
-from replaybank import Normalize, OpenXMixture
+from replaybank import Normalize, NStep, OpenXMixture
 from replaybank.datasets.openx.proportions import published
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
 from replaybank.demo.arm import write_arm_dataset
@@ -316,6 +316,9 @@ def test_what_a_dataset_is_read_by_is_said_for_all_or_for_each(tmp_path: Path) -
         ({"slice_len": 5}, ValueError, "12 steps cannot be made of slices with slice_len=5"),
         ({"num_slices": 2}, ValueError, "exclude each other"),
         ({"keys": ["x"]}, ValueError, "no dataset has it"),
+        ({"transform": NStep(2, 0.9)}, TypeError, "NStep reads other steps than those that were drawn"),
+        ({"transforms": {"b": NStep(2, 0.9)}}, TypeError, "NStep reads other steps"),
+        ({"transform": 5}, TypeError, "A transform is called with a batch, got a int"),
     ],
 )
 def test_what_makes_no_mixture_is_refused(
@@ -323,6 +326,14 @@ def test_what_makes_no_mixture_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         mixture(**arguments)
+
+
+def test_a_mixture_takes_no_transform_that_reads_other_steps() -> None:
+    mixed = mixture()
+    for dataset in (None, "a"):
+        with pytest.raises(TypeError, match="NStep reads other steps"):
+            mixed.append_transform(NStep(2, 0.9), dataset)
+    mixed.close()
 
 
 def test_a_mixture_without_a_batch_size_is_asked_for_one() -> None:

@@ -15,6 +15,7 @@ import torch
 import memory_source
 from memory_source import MemorySource
 from reference.tfrecord import parse_example, read_file
+from replaybank.buffers.transforms import TransformChain
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, PROGRESS
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
@@ -242,6 +243,14 @@ def test_nothing_can_be_written_to_it(root: Path) -> None:
         ({"streaming": None}, ValueError, "no Open X-Embodiment dataset 'arm'"),
         ({"split_trajs": True, "slice_len": 3}, ValueError, "leave num_slices and slice_len out"),
         ({"images": "jpeg"}, ValueError, "images must be 'raw' or 'encoded', got 'jpeg'"),
+        ({"slice_len": 4}, ValueError, "6 steps cannot be made of slices with slice_len=4"),
+        ({"num_slices": 4}, ValueError, "6 steps cannot be made of slices with num_slices=4"),
+        (
+            {"streaming": True, "slice_len": 4},
+            ValueError,
+            "6 steps cannot be made of slices with slice_len=4",
+        ),
+        ({"streaming": True, "generator": 5}, TypeError, "generator=5 is a int; give a torch.Generator"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(
@@ -420,7 +429,17 @@ def test_returns_move_all_that_is_made_when_steps_are_read(root: Path) -> None:
 
 def test_a_stream_refuses_transforms_that_read_other_steps(root: Path) -> None:
     source = MemorySource([[memory_source.episode(0, 3)]])
-    stream = OpenXExperienceReplay("arm", 2, source=source, slice_len=2, transform=NStep(2, 1.0))
+    arguments: dict[str, Any] = {"source": source, "slice_len": 2}
+    for given in (NStep(2, 1.0), [len, NStep(2, 1.0)], TransformChain([NStep(2, 1.0)])):
+        with pytest.raises(StreamError, match="NStep reads other steps than those that were drawn"):
+            OpenXExperienceReplay("arm", 2, transform=given, **arguments)
+    stream = OpenXExperienceReplay("arm", 2, **arguments)
+    with pytest.raises(StreamError, match="FrameStack reads other steps"):
+        stream.append_transform(FrameStack(2))
+    with pytest.raises(StreamError, match="FrameStack reads other steps"):
+        stream.insert_transform(0, FrameStack(2))
+    assert len(stream.transform) == 0
+    stream.transform.insert(0, NStep(2, 1.0))  # behind its back
     with pytest.raises(StreamError, match="reads other steps"):
         stream.sample()
     with pytest.raises(StreamError, match="reads other steps"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -269,3 +270,32 @@ def test_a_part_is_seen_as_a_storage_of_its_own(converted: Path) -> None:
     assert part.leaf_keys() == dataset.leaf_keys()
     assert "SliceSampler" in repr(stored(converted, 4, slice_len=2, rank=0, world_size=2).sampler)
     assert isinstance(stored(converted, 4, slice_len=2, rank=0, world_size=2).sampler, ShareSampler)
+
+
+def test_a_state_of_other_readers_is_refused_in_the_words_of_the_arguments(
+    converted: Path, tmp_path: Path
+) -> None:
+    two = stored(converted, 4, slice_len=2, rank=1, world_size=2)
+    one = stored(converted, 4, slice_len=2)
+    two.dumps(tmp_path / "two")
+    said = "The state is of rank=1 of world_size=2; this dataset is read by one.*give rank=1, world_size=2"
+    with pytest.raises(ValueError, match=said) as refused:
+        one.load_state_dict(two.state_dict())
+    assert "Nothing has been changed." in str(refused.value)
+    assert "Sampler" not in str(refused.value)
+    with pytest.raises(ValueError, match=said):
+        one.loads(tmp_path / "two")
+    with pytest.raises(
+        ValueError, match=r"one alone; this one is rank=1 of world_size=2.*rank=0, world_size=1"
+    ):
+        two.load_state_dict(one.state_dict())
+    within = copy.deepcopy(one)
+    within.set_sampler(ShareSampler(within.sampler, Share(), Share(1, 3)))
+    with pytest.raises(ValueError, match="The state is of worker 1 of 3 of a DataLoader; this dataset"):
+        one.load_state_dict(within.state_dict())
+    with pytest.raises(ValueError, match="The state is of a buffer with a RandomSampler"):
+        one.load_state_dict(stored(converted, 4).state_dict())
+    damaged = two.state_dict()
+    damaged["sampler"]["share"] = None
+    with pytest.raises(ValueError, match="The state is of a buffer with a ShareSampler"):
+        one.load_state_dict(damaged)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final, Literal
 
 LastStep = Literal["keep", "drop"]
@@ -96,6 +98,12 @@ def mixtures() -> Mapping[str, Mapping[str, float]]:
     2.0
     """
     return _read()[1]
+
+
+def is_name(source: str | os.PathLike[str]) -> bool:
+    """Whether what was given is an id of the catalog, and not a path of this machine."""
+    path = os.fspath(source)
+    return path in datasets() and not Path(path).exists()
 
 
 def facts_of(dataset_id: str) -> DatasetFacts:

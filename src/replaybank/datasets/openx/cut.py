@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,9 +17,8 @@ from replaybank.datasets.openx.options import Slicing
 from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.planning import torch_dtype
 from replaybank.datasets.openx.shuffle import below
-from replaybank.datasets.openx.skipping import good_episodes
 from replaybank.datasets.openx.slabs import MASK, NEXT_VALID, Entries, Slab, following, is_observed
-from replaybank.datasets.openx.sources.base import Column, EpisodeSource, Key
+from replaybank.datasets.openx.sources.base import Column, Episode, EpisodeSource, Key
 from replaybank.datasets.openx.stream import Pick
 from replaybank.datasets.openx.ted import (
     EPISODE,
@@ -50,14 +49,14 @@ _START = 3  # what a random number is for, beside those of the stream
 
 
 def stream_leaves(
-    source: EpisodeSource, image_keys: Sequence[str | Key] | None = None, *, skip: bool = False
+    source: EpisodeSource, episodes: Iterable[Episode], image_keys: Sequence[str | Key] | None = None
 ) -> dict[Key, Leaf]:
     """The TED leaves of a source, with the shapes that are not declared taken from its first episodes.
 
     Args:
         source: of the episodes.
+        episodes: its first ones; read as far as they are needed.
         image_keys: the cameras wanted, by path or name; None: all.
-        skip: pass over records that cannot be read.
 
     Raises:
         ValueError: there is no such camera.
@@ -65,14 +64,10 @@ def stream_leaves(
     """
     leaves = select_images(ted_leaves(source.fields), image_keys)
     seen = 0
-    for shard in source.shards():
-        if _settled(leaves) or seen >= SHAPES_SEEN:
-            break
-        for episode in good_episodes(source, shard, skip=skip):
-            leaves = settle_shapes(leaves, episode)
-            seen += 1
-            if _settled(leaves) or seen >= SHAPES_SEEN:
-                break
+    following = iter(episodes)
+    while not _settled(leaves) and seen < SHAPES_SEEN and (episode := next(following, None)) is not None:
+        leaves = settle_shapes(leaves, episode)
+        seen += 1
     if not _settled(leaves):
         unknown = {"/".join(leaf.key): leaf.shape for leaf in leaves.values() if -1 in leaf.shape}
         raise DataFormatError(

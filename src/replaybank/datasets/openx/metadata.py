@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from replaybank.datasets.openx.sources.lerobot_episodes import found_major, read_episodes
+from replaybank.datasets.openx.sources.lerobot_features import NUMBERING
 from replaybank.datasets.openx.sources.lerobot_info import Feature, read_info
 from replaybank.datasets.openx.summary import DatasetSummary, FieldSummary, ImageSummary, folder_bytes
 
@@ -47,7 +48,7 @@ def summarise_metadata(path: str, split: str = "train", note: str = "") -> Datas
         splits=splits,
         complete=True,
         bytes=folder_bytes(path),
-        fields=tuple(_field(feature) for feature in info.features),
+        fields=tuple(_field(feature) for feature in info.features if feature.name not in NUMBERING),
         lengths=tuple(row.length for row in rows),
         images=tuple(_camera(f) for f in info.features if f.dtype in ("video", "image")),
         texts={("task",): tasks} if tasks else {},

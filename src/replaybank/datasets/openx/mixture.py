@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from replaybank import showing
 from replaybank.buffers.parts import batch_size_of
+from replaybank.buffers.transforms import TransformChain
 from replaybank.checkpoint import Stateful
 from replaybank.datasets.openx.common import CommonEntries, example_of
 from replaybank.datasets.openx.nest import unnest
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Encoding: TypeAlias = Literal["raw", "encoded"]
 Episodes: TypeAlias = "Sequence[int] | Tensor"
+Selected: TypeAlias = "Iterable[int] | Tensor | slice | None"
 Transform: TypeAlias = Callable[[Any], Any]
 
 DATASET = "dataset"
@@ -85,9 +87,11 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         rank: number of this reader among ``world_size``.
         world_size: readers that share the episodes; both by default those of ``torch.distributed``.
         buffer_bytes: encoded episodes from which streams draw, in bytes, of all datasets together.
+        episodes: numbers of the episodes to use, as there; by id, or the same of all datasets.
 
     Raises:
         ValueError: a weight is not positive, there is no such mixture, or the datasets lack a key.
+        TypeError: a transform cannot be called, or is a :class:`SampleTransform`.
 
     Example:
         >>> import tempfile
@@ -129,6 +133,7 @@ class OpenXMixture(IterableDataset[Any], Stateful):
         rank: int | None = None,
         world_size: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
+        episodes: Selected | Mapping[str, Selected | None] = None,
     ) -> None:
         weights = weights_of(datasets)
         self.names: list[str] = list(weights)
@@ -140,12 +145,16 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             "image_keys": (image_keys, None),
             "allow_missing": (allow_missing, False),
             "on_error": (on_error, "raise"),
+            "episodes": (episodes, None),
         }
         options = {
             name: by_dataset(name, given, self.names, default) for name, (given, default) in asked.items()
         }
         given_transforms = by_dataset("transforms", transforms or {}, self.names, None)
         self._transforms: list[list[Transform]] = [[] if one is None else [one] for one in given_transforms]
+        for one in (*given_transforms, transform):
+            if one is not None:
+                _check_transform(one)
         self._normalizers: list[Normalize | None] = [None] * len(self.names)
         streamed = streams(streaming, download)
         self._slicing = slicing_of(num_slices, slice_len, pad, strict_length, None, streaming=streamed)
@@ -243,8 +252,8 @@ class OpenXMixture(IterableDataset[Any], Stateful):
 
         Args:
             keys: entries; by default all numbers but those that only count steps and mark ends.
-            episodes: numbers of the episodes that count, by id or the same of each; streams need them said,
-                of stored datasets all count by default.
+            episodes: numbers of the episodes that count, by id or the same of each; by default those that
+                were selected. Else streams need them said, and of stored datasets all count.
             images: look at the frames of all cameras as well; of stored datasets only.
             progress: show progress bars; by default where the error output is a terminal.
 
@@ -336,12 +345,11 @@ class OpenXMixture(IterableDataset[Any], Stateful):
             The mixture.
 
         Raises:
-            TypeError: it cannot be called.
+            TypeError: it cannot be called, or is a :class:`SampleTransform`, which reads other steps too.
             ValueError: there is no such dataset, or entries that are wanted are not common any more. Nothing
                 has been changed.
         """
-        if not callable(transform):
-            raise TypeError(f"A transform is called with a batch, got a {type(transform).__name__}.")
+        _check_transform(transform)
         if dataset is None:
             self._batch_transforms.append(transform)
             return self
@@ -479,3 +487,14 @@ class OpenXMixture(IterableDataset[Any], Stateful):
 
     def _repr_html_(self) -> str:
         return showing.html_of(self)
+
+
+def _check_transform(transform: Any) -> None:
+    """See to it that a transform makes do with a batch."""
+    if not callable(transform):
+        raise TypeError(f"A transform is called with a batch, got a {type(transform).__name__}.")
+    for sampling in TransformChain([transform]).sampling:
+        raise TypeError(
+            f"{type(sampling).__name__} reads other steps than those that were drawn, and a mixture has no "
+            "others: give it to stored datasets, each a buffer of its own"
+        )

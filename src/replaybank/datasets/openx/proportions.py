@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from replaybank.datasets.openx.catalog import mixtures
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.skipping import good_episodes
 
 LENGTHS_SEEN = 8
 """Episodes whose mean length stands for that of a dataset that does not say how many steps it has."""
@@ -52,22 +52,16 @@ def published(name: str) -> Mapping[str, float]:
 def steps_of(dataset: OpenXExperienceReplay) -> float:
     """Number of steps of a dataset, as well as can be known without reading it."""
     if not dataset.streaming:
-        return float(dataset.dataset.manifest.steps)
+        return float(dataset.dataset.rows)
     stream: Any = dataset.sampler.stream  # type: ignore[attr-defined]
     declared = [shard.steps for shard in stream.shards]
-    if None not in declared:
+    if None not in declared and stream.selected is None:
         return float(sum(declared))
-    lengths = []
-    for shard in stream.shards:
-        for episode in good_episodes(stream.source, shard, skip=stream.skip):
-            lengths.append(episode.length)
-            if len(lengths) == LENGTHS_SEEN:
-                break
-        if len(lengths) == LENGTHS_SEEN:
-            break
-    if stream.episodes is None or not lengths:
+    episodes = stream.episodes if stream.selected is None else len(stream.selected)
+    lengths = [episode.length for episode in islice(stream.first_episodes(), LENGTHS_SEEN)]
+    if episodes is None or not lengths:
         raise ValueError(
             f"{stream.source.name} does not say how many steps it has: pass balance_weights=False, and "
             "weights that are proportions of steps"
         )
-    return float(stream.episodes * np.mean(lengths))
+    return float(episodes * np.mean(lengths))

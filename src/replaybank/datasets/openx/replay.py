@@ -7,15 +7,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from replaybank.buffers.parts import batch_size_of
+from replaybank.buffers.parts import batch_size_of, generator_of
 from replaybank.buffers.prefetch import Batch
 from replaybank.buffers.tensordict import TensorDictReplayBuffer
+from replaybank.buffers.transforms import TransformChain
 from replaybank.datasets.openx.catalog import AvailableDatasets
 from replaybank.datasets.openx.cut import join
 from replaybank.datasets.openx.epochs import epoch_of_stored, epoch_of_stream
@@ -25,13 +26,19 @@ from replaybank.datasets.openx.options import check_replacement, is_path, slicin
 from replaybank.datasets.openx.places import stored_at, streamed_from
 from replaybank.datasets.openx.preprocess import Change, preprocess
 from replaybank.datasets.openx.rows import TrajectoryRows
+from replaybank.datasets.openx.selection import chosen_of, place_in
 from replaybank.datasets.openx.sharding import rank_share
 from replaybank.datasets.openx.skipping import OnError, check_on_error
 from replaybank.datasets.openx.sources.base import EpisodeSource
 from replaybank.datasets.openx.stats import EntryStats, dataset_stats
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.stored import order, sampler_for
-from replaybank.datasets.openx.stored_share import ShareSampler, settle_in_worker, shared_sampler
+from replaybank.datasets.openx.stored_share import (
+    ShareSampler,
+    of_other_readers,
+    settle_in_worker,
+    shared_sampler,
+)
 from replaybank.datasets.openx.stream_stats import stream_stats
 from replaybank.datasets.openx.streamed import BUFFER_BYTES, StreamSampler, seed_of, stream_sampler
 from replaybank.datasets.openx.streamed_storage import StreamedStorage, refusal, refuse_parts
@@ -41,6 +48,9 @@ from replaybank.storages.layout import Key
 from replaybank.transforms.base import SampleTransform
 from replaybank.writers.base import Writer
 from replaybank.writers.immutable import ImmutableDatasetWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def _identity(batch: Any) -> Any:
@@ -120,9 +130,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             number, every rank reads everything.
         buffer_bytes: encoded episodes, in bytes, from which a stream draws; more of them shuffle better. They
             are read before the first batch comes, and again after :meth:`load_state_dict`.
+        episodes: numbers of the episodes to use, as their ``"episode"`` entry has them, in any order, each
+            once: whole numbers, a range or a slice; negative ones count from the end. All by default. The
+            dataset is then of those alone, in everything: length, index, draws, ranks, :meth:`stats`.
+            Streamed, no other is decoded, and shards that have none of them are not opened. A conversion is
+            of all episodes. A state is of the same ones.
 
     Raises:
         ValueError, RuntimeError: arguments that exclude each other; both are named.
+        IndexError, ValueError, TypeError: ``episodes`` has one that is not there (says how many there are),
+            one twice, or what is no number.
         FileNotFoundError: there is no such dataset on disk.
         DataFormatError: there are no episodes, or a file is not what it should be.
 
@@ -190,12 +207,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
+        episodes: Iterable[int] | Tensor | slice | None = None,
     ) -> None:
         streaming = streams(streaming, download)
         if images not in ("raw", "encoded"):
             raise ValueError(f"images must be 'raw' or 'encoded', got {images!r}")
         skip = check_on_error(on_error)
         slicing = slicing_of(num_slices, slice_len, pad, strict_length, sampler, streaming=streaming)
+        batch_size, generator = batch_size_of(batch_size), generator_of(generator)
+        if batch_size is not None:
+            slicing.of(batch_size)
         replacement = check_replacement(
             replacement,
             shuffle=shuffle,
@@ -227,7 +248,6 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                     dataset_id, source, split, num_workers=num_workers, allow_missing=allow_missing
                 ),
                 slicing,
-                batch_size=batch_size_of(batch_size),
                 shuffle=self.shuffle,
                 cameras=image_keys,
                 share=share,
@@ -236,8 +256,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 buffer_bytes=buffer_bytes,
                 generator=generator,
                 skip=skip,
+                episodes=episodes,
             )
             super().__init__(storage=StreamedStorage(streamed.leaves), sampler=streamed, **parts)
+            self._refuse_related()
             return
         self._given = is_path(source) and is_converted(Path(source).expanduser())
         self.path = stored_at(
@@ -252,12 +274,12 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             on_error=on_error,
             ranks=share.of,
         )
-        self.dataset = DatasetStorage(self.path, image_keys)
+        self.dataset = DatasetStorage(self.path, image_keys, episodes)
         self._settled = False
         if sampler is None:
             sampler = sampler_for(slicing, shuffle=shuffle, replacement=replacement)
             if share.of > 1:
-                sampler = shared_sampler(sampler, share, self.dataset.manifest)
+                sampler = shared_sampler(sampler, share, self.dataset)
         there = self.dataset.manifest
         if there.split != split:
             raise ValueError(
@@ -294,17 +316,23 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes.
+        """Number of episodes, of those that are selected.
 
         Raises:
             RuntimeError: it is a stream whose source does not say.
         """
         if self._streamed is None:
             return len(self.dataset.bounds)
-        number = self._streamed.stream.episodes
+        stream = self._streamed.stream
+        number = stream.episodes if stream.selected is None else len(stream.selected)
         if number is None:
             raise refusal("The number of episodes is not known")
         return number
+
+    @property
+    def selected_episodes(self) -> Tensor | None:
+        """Numbers of the episodes that ``episodes=`` selects, int64, ascending; None: all."""
+        return self.dataset.episodes if self._streamed is None else self._streamed.stream.selected
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
@@ -340,7 +368,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             number: its number, the ``"episode"`` entry of its steps; negative ones count from the end.
 
         Raises:
-            IndexError: there is no such episode.
+            IndexError: there is no such episode, or it is not selected.
 
         Example:
             >>> import tempfile
@@ -355,7 +383,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """
         if self.streaming:
             raise refusal("Episodes cannot be read by their number")
-        start, length = self.dataset.bounds[self._episode_number(number)].tolist()
+        start, length = self.dataset.bounds[self._place_of(number)].tolist()
         with self._lock.lock:
             return self._finish(self.dataset.get(slice(start, start + length)))
 
@@ -366,11 +394,13 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             number: its number, as for :meth:`episode`.
 
         Raises:
-            IndexError: there is no such episode.
+            IndexError: there is no such episode, or it is not selected.
         """
         if self.streaming:
             raise refusal("Episodes cannot be read by their number")
-        return self.dataset.metadata(self._episode_number(number))
+        place = self._place_of(number)
+        selected = self.dataset.episodes
+        return self.dataset.metadata(place if selected is None else int(selected[place]))
 
     def stats(
         self,
@@ -383,18 +413,19 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """Mean, deviation, range and quantiles of entries, to normalise by (see :class:`Normalize`).
 
         Those over all episodes of a stored dataset are computed once and stored with it. O(steps log steps)
-        for each number of an entry. A stream reads the episodes that count, which have to be said.
+        for each number of an entry. A stream reads the episodes that count, which have to be said, unless
+        ``episodes=`` has selected some.
 
         Args:
             keys: entries; by default all numbers but those that only count steps and mark ends.
-            episodes: numbers of the episodes that count, such as those to be trained on; stored, all by
-                default.
+            episodes: numbers of the episodes that count, such as those to be trained on; by default those
+                that are selected, or, stored, all.
             images: look at the frames of all cameras as well, by channel; not of a stream.
             progress: show a progress bar; by default where the error output is a terminal.
 
         Raises:
             KeyError: there is no such entry.
-            IndexError: there is no such episode.
+            IndexError: there is no such episode, or it is not selected.
             ValueError: an entry is text, no episode is selected, or the frames of a stream are asked for.
             RuntimeError: of a stream it is not said which episodes count.
 
@@ -409,6 +440,9 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
             (torch.Size([2]), True, True)
             >>> folder.cleanup()
         """
+        selected = self.selected_episodes
+        if selected is not None:
+            episodes = selected if episodes is None else chosen_of(selected, episodes, self._all_episodes)
         if self._streamed is not None:
             if images:
                 raise ValueError("images=True is for a stored dataset: pass streaming=False, or leave it out")
@@ -420,7 +454,14 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
                 )
             stream, leaves = self._streamed.stream, self._streamed.leaves
             return stream_stats(stream, leaves, keys, episodes=episodes, progress=progress)
-        return dataset_stats(self.dataset, keys, episodes=episodes, images=images, progress=progress)
+        dataset = self.dataset.whole()
+        return dataset_stats(dataset, keys, episodes=episodes, images=images, progress=progress)
+
+    @property
+    def _all_episodes(self) -> int | None:
+        """How many there are, selected or not; None where that is not known."""
+        streamed = self._streamed
+        return self.dataset.manifest.episodes if streamed is None else streamed.stream.episodes
 
     def preprocess(
         self,
@@ -450,6 +491,7 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
 
         Raises:
             RuntimeError: ``fn`` failed; names the episode.
+            RuntimeError: only some ``episodes`` are selected here.
             DataFormatError: what ``fn`` gives is no episode, or not like that of other episodes.
             FileExistsError: ``dest`` holds something else.
 
@@ -466,6 +508,11 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """
         if self.streaming:
             raise refusal("A changed copy is made of a stored dataset")
+        if self.selected_episodes is not None:
+            raise RuntimeError(
+                "a changed copy is made of a whole dataset: leave episodes= out, and have fn return None for "
+                "the episodes that the copy is to be without"
+            )
         made = preprocess(
             self.path,
             fn,
@@ -478,10 +525,8 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         )
         return OpenXExperienceReplay(made.name, streaming=False, source=dest, split=made.split)
 
-    def _episode_number(self, number: int) -> int:
-        if not -self.num_episodes <= number < self.num_episodes:
-            raise IndexError(f"Episode {number} is out of range: there are {self.num_episodes}.")
-        return number % self.num_episodes
+    def _place_of(self, number: int) -> int:
+        return place_in(self.dataset.episodes, number, self.dataset.manifest.episodes)
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch.
@@ -505,10 +550,16 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         steps = len(self) if self._part is None else int(self.dataset.bounds[self._part, 1].sum())
         return (self.sample() for _ in range(max(1, steps // self.batch_size)))
 
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
+        """As of any buffer; a :class:`SampleTransform` is not for a stream."""
+        if self.streaming:
+            self._refuse_related(TransformChain([transform]).sampling)
+        return super().insert_transform(index, transform, invert=invert)
+
     def _refuse_related(self, also: tuple[SampleTransform, ...] = ()) -> None:
         """A stream's steps come and go: nothing can be read of those around them."""
-        if also or self._transform.related is not None:
-            raise refusal("A sampling transform reads other steps than those that were drawn")
+        for transform in (*also, *self._transform.sampling):
+            raise refusal(f"{type(transform).__name__} reads other steps than those that were drawn")
 
     def _draw(
         self,
@@ -573,6 +624,10 @@ class OpenXExperienceReplay(TensorDictReplayBuffer, Dataset[Any]):
         """As of any buffer; where a stream or a share stands included."""
         self._settle()
         return super().state_dict()
+
+    def _of_another_sampler(self, saved: str, here: str, state: Mapping[str, Any]) -> str:
+        readers = of_other_readers(saved, self._sampler, state)
+        return readers or super()._of_another_sampler(saved, here, state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As of any buffer; of a share, a state of the same one."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from replaybank.checkpoint import write_json_atomically
 from replaybank.datasets.openx.files import CHECKSUMS, STATS, Manifest
+from replaybank.datasets.openx.selection import episodes_chosen
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.ted import EPISODE, IS_INIT, STEP
 from replaybank.progress import Bar
@@ -82,7 +83,7 @@ def dataset_stats(
     the next time.
 
     Args:
-        dataset: a converted dataset.
+        dataset: a converted dataset, all of it.
         keys: entries; by default all numbers but those that only count steps and mark ends.
         episodes: numbers of the episodes that count; all by default.
         images: look at the frames of all cameras as well, by channel, which takes as long as reading or
@@ -108,28 +109,6 @@ def dataset_stats(
         return {key: found[key] for key in wanted}
     chosen = episodes_chosen(episodes, len(dataset.bounds))
     return _computed(dataset, wanted, chosen, progress)
-
-
-def episodes_chosen(episodes: Sequence[int] | Tensor, count: int | None) -> Tensor:
-    """Numbers of the episodes that count, int64, sorted, each once.
-
-    Args:
-        episodes: as given; negative ones count from the end.
-        count: how many episodes there are; None: that is not known.
-
-    Raises:
-        IndexError: there is no such episode.
-        ValueError: none is selected.
-    """
-    numbers = torch.as_tensor(episodes, dtype=torch.int64).reshape(-1)
-    if not len(numbers):
-        raise ValueError("No episode is selected: give the number of one at least.")
-    bad = numbers[numbers < 0] if count is None else numbers[(numbers < -count) | (numbers >= count)]
-    if len(bad):
-        there = "how many there are is not known" if count is None else f"there are {count}"
-        raise IndexError(f"Episode {int(bad[0])} is out of range: {there}.")
-    chosen: Tensor = torch.where(numbers < 0, numbers + (count or 0), numbers).unique()
-    return chosen
 
 
 def _computed(

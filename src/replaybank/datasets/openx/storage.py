@@ -29,6 +29,7 @@ from replaybank.datasets.openx.files import (
     read_strings,
 )
 from replaybank.datasets.openx.nest import nest
+from replaybank.datasets.openx.selection import Runs, check_same_episodes, joined, selected, told_selection
 from replaybank.datasets.openx.stored_frames import StoredFrames
 from replaybank.datasets.openx.ted import EPISODE, NEXT_DONE, Leaf, select_images
 from replaybank.errors import DataFormatError
@@ -56,24 +57,43 @@ class DatasetStorage(Storage):
     Args:
         folder: a converted dataset.
         image_keys: cameras to read, by path or name; None: all.
+        episodes: numbers of the episodes that are there, each once; None: all.
 
     Raises:
-        ValueError: there is no such camera.
+        ValueError: there is no such camera; or no episode is selected, or one twice.
+        IndexError: there is no such episode.
         FileNotFoundError: there is none.
         IncompleteDatasetError: its conversion has not been finished.
         DataFormatError: a file is damaged.
     """
 
-    def __init__(self, folder: str | Path, image_keys: Sequence[str | Key] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        image_keys: Sequence[str | Key] | None = None,
+        episodes: Any = None,
+    ) -> None:
         self.folder = Path(folder)
         self._image_keys = image_keys
         self.manifest: Manifest = read_manifest(self.folder)
-        super().__init__(self.manifest.steps, 1, torch.device("cpu"))
+        self._steps = self.manifest.steps  # on disk
+        bounds = self._read_bounds()
+        self.episodes = None if episodes is None else selected(episodes, len(bounds))
+        """Numbers of the episodes that are selected, int64, ascending; None: all."""
+        self._runs = None
+        if self.episodes is not None:
+            bounds = bounds[self.episodes]
+            self._runs = Runs(joined(bounds))
+            bounds = torch.stack([bounds[:, 1].cumsum(0) - bounds[:, 1], bounds[:, 1]], 1)
+        self.bounds = bounds
+        """First item and length of each episode, int64 ``[episodes, 2]``."""
+        self._last_steps = bounds.sum(1) - 1
+        super().__init__(int(bounds[:, 1].sum()), 1, torch.device("cpu"))
         self.log.fill()
         layout = self.manifest.layout
         buffers = [self._map(ROWS)] if layout.row_bytes else []
         buffers += [self._map(column_name(number)) for number in range(len(layout.columns))]
-        whole = LeafTable(layout, (self.rows,), buffers, torch.device("cpu"))
+        whole = LeafTable(layout, (self._steps,), buffers, torch.device("cpu"))
         wanted = self._wanted(image_keys)
         kept = [i for i, leaf in enumerate(layout.leaves) if leaf.key in wanted]
         self._table = whole if len(kept) == len(layout.leaves) else self._part_of(whole, kept)
@@ -94,9 +114,6 @@ class DatasetStorage(Storage):
         self._texts = {key for key, kind in self.manifest.kinds.items() if kind == "text"}
         self._done = self._keys.index(NEXT_DONE)
         self._episode = self._keys.index(EPISODE)
-        self.bounds = self._read_bounds()
-        """First step and length of each episode, int64 ``[episodes, 2]``."""
-        self._last_steps = self.bounds.sum(1) - 1
         self.strings = read_strings(self.folder, self.manifest)
         """The distinct texts."""
         self._missing = self._missing_table()
@@ -129,7 +146,7 @@ class DatasetStorage(Storage):
             [layout.leaves[i] for i in places], [layout.offsets[i] for i in places], layout.row_bytes
         )
         return LeafTable(
-            part, (self.rows,), [table.views[i] for i in places], torch.device("cpu"), given=True
+            part, (self._steps,), [table.views[i] for i in places], torch.device("cpu"), given=True
         )
 
     def _read_bounds(self) -> Tensor:
@@ -137,8 +154,9 @@ class DatasetStorage(Storage):
         bounds = np.fromfile(path, "<i8").reshape(-1, EPISODE_BYTES // 8)
         starts, lengths = bounds.T
         # Each number is compared with the steps there are before any are added up: sums could wrap around.
-        sane = ((starts >= 0) & (starts < self.rows) & (lengths > 0) & (lengths <= self.rows)).all()
-        if not sane or starts[0] != 0 or (starts + lengths != np.append(starts[1:], self.rows)).any():
+        steps = self._steps
+        sane = ((starts >= 0) & (starts < steps) & (lengths > 0) & (lengths <= steps)).all()
+        if not sane or starts[0] != 0 or (starts + lengths != np.append(starts[1:], steps)).any():
             raise DataFormatError(
                 f"{path} is damaged: its episodes do not follow each other to the last step"
             )
@@ -150,7 +168,7 @@ class DatasetStorage(Storage):
         for key, episodes in self.manifest.missing.items():
             if key not in self._keys and key not in self._encoded:
                 continue
-            there = torch.ones(len(self.bounds), dtype=torch.bool)
+            there = torch.ones(self.manifest.episodes, dtype=torch.bool)
             there[torch.tensor(episodes)] = False
             table.append((key, there))
         return table
@@ -167,8 +185,8 @@ class DatasetStorage(Storage):
         if self._lines is None:
             self._lines = self._map(METADATA)
             self._breaks = (self._lines == ord("\n")).nonzero().squeeze(1)
-        if len(self._breaks) != len(self.bounds):
-            raise DataFormatError(f"{path} is damaged: it should have {len(self.bounds)} lines; {ANEW}")
+        if len(self._breaks) != self.manifest.episodes:
+            raise DataFormatError(f"{path} is damaged: it should have {self.manifest.episodes} lines; {ANEW}")
         start = int(self._breaks[episode - 1]) + 1 if episode else 0
         try:
             line = json.loads(self._lines[start : int(self._breaks[episode])].numpy().tobytes())
@@ -189,40 +207,46 @@ class DatasetStorage(Storage):
         return [*self._keys, *self._encoded]
 
     def encoded_frames(self, key: Key) -> StoredFrames | None:
-        """The frames of a camera that are kept as JPEG or PNG bytes; None of any other leaf."""
+        """The frames of a camera that are kept as JPEG or PNG bytes, of all episodes; else None."""
         return self._encoded.get(key)
 
     def read_leaf(self, key: Key, rows: Tensor | slice) -> Tensor:
         """One stored leaf of some steps. O(steps); ends and episode numbers without touching the rows."""
         if key in self._encoded:
             numbers = torch.arange(*rows.indices(self.rows)) if isinstance(rows, slice) else rows
-            return self._encoded[key].read(checked(numbers, self.rows))
+            return self._encoded[key].read(self._places(checked(numbers, self.rows)))
         if key not in self._keys:
             raise KeyError(f"{key!r} is not in {self.manifest.name}, which has {self.leaf_keys()}")
-        if key not in (EPISODE, NEXT_DONE):
+        if key not in (EPISODE, NEXT_DONE) and self._runs is None:
             return self._table.views[self._keys.index(key)][rows]
         if isinstance(rows, slice):
             rows = torch.arange(*rows.indices(self.rows))
+        if key not in (EPISODE, NEXT_DONE):
+            return self._table.views[self._keys.index(key)][self._places(checked(rows, self.rows))]
         episode = torch.searchsorted(self._last_steps, rows)
         if key == EPISODE:
-            return episode.to(torch.int32)
+            return (episode if self.episodes is None else self.episodes[episode]).to(torch.int32)
         return (self._last_steps[episode] == rows)[:, None]
 
     # --- reading ---------------------------------------------------------------------------------------
+
+    def _places(self, items: Tensor) -> Tensor:
+        """Steps on disk of items that are there."""
+        return items if self._runs is None else self._runs.places(items)
 
     def _read_run(self, run: Run) -> TensorDict:
         index = torch.arange(run.start, run.start + run.size).view(run.lead)
         return self._read_items(index)
 
     def _read_items(self, items: Tensor) -> TensorDict:
-        items = checked(items.cpu(), self.rows)
-        leaves = self._table.gather(items, self.rows)
+        items = self._places(checked(items.cpu(), self.rows))
+        leaves = self._table.gather(items, self._steps)
         lead = items.shape
         last = leaves[self._done].view(lead)
         ends = last.numpy()
         entries: dict[Key, Any] = dict(zip(self._keys, leaves, strict=True))
         if self._next_table is not None:
-            following = self._next_table.gather(torch.where(last, items, items + 1), self.rows)
+            following = self._next_table.gather(torch.where(last, items, items + 1), self._steps)
             for i, values in zip(self._seen, following, strict=True):
                 # Through NumPy: torch's own assignment to some rows of frames takes 60 times as long.
                 values.numpy()[ends] = NO_TEXT if self._keys[i] in self._texts else 0
@@ -290,8 +314,9 @@ class DatasetStorage(Storage):
     # --- state -----------------------------------------------------------------------------------------
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """Which dataset this is; the data stays where it is."""
-        return {"name": self.manifest.name, "split": self.manifest.split, "steps": self.rows}
+        """Which dataset this is, and which episodes of it; the data stays where it is."""
+        state = {"name": self.manifest.name, "split": self.manifest.split, "steps": self._steps}
+        return state if self.episodes is None else {**state, "episodes": self.episodes}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state is of this dataset.
@@ -299,17 +324,25 @@ class DatasetStorage(Storage):
         Raises:
             ValueError: it is of another one.
         """
-        if dict(state_dict) != self.state_dict():
-            raise ValueError(f"The state is of {dict(state_dict)}, this dataset is {self.state_dict()}.")
+        given, here = dict(state_dict), self.state_dict()
+        chosen = given.pop("episodes", None)
+        here.pop("episodes", None)
+        if given != here:
+            raise ValueError(f"The state is of {given}, this dataset is {here}.")
+        check_same_episodes(chosen, self.episodes)
 
-    def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path, Sequence[str | Key] | None]]:
-        return type(self), (self.folder, self._image_keys)
+    def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path, Sequence[str | Key] | None, Any]]:
+        return type(self), (self.folder, self._image_keys, self.episodes)
+
+    def whole(self) -> DatasetStorage:
+        """All episodes of the dataset."""
+        return self if self.episodes is None else DatasetStorage(self.folder, self._image_keys)
 
     def _facts(self) -> dict[str, Any]:
         manifest = self.manifest
         cameras = [key for key in self.leaf_keys() if manifest.kinds.get(key) == "image"]
         told: dict[str, Any] = {"name": manifest.name, "split": manifest.split}
-        told |= {"episodes": len(self.bounds), "steps": self.rows}
+        told |= {"episodes": told_selection(self.episodes, self.manifest.episodes), "steps": self.rows}
         if cameras:
             told["cameras"] = showing.keys(
                 [key for key in cameras if key in self._encoded or key in self._keys]

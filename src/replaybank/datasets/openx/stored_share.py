@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replaybank.datasets.openx.files import Manifest
+from replaybank.datasets.openx.selection import Runs
 from replaybank.datasets.openx.sharding import Share
 from replaybank.datasets.openx.shuffle import below
 from replaybank.datasets.openx.storage import DatasetStorage
@@ -40,18 +40,49 @@ def dealt(lengths: Tensor, share: Share) -> Tensor:
     return order[reader == share.number].sort().values
 
 
-def shared_sampler(sampler: Sampler, share: Share, manifest: Manifest) -> ShareSampler:
+def shared_sampler(sampler: Sampler, share: Share, dataset: DatasetStorage) -> ShareSampler:
     """A sampler that draws from a share of a dataset.
 
     Raises:
         ValueError: there are fewer episodes than readers.
     """
-    if manifest.episodes < share.of:
+    if len(dataset.bounds) < share.of:
         raise ValueError(
-            f"{manifest.name!r} has {manifest.episodes} episodes, which cannot be shared among "
+            f"{dataset.manifest.name!r} has {len(dataset.bounds)} episodes, which cannot be shared among "
             f"world_size={share.of} ranks: pass rank=0, world_size=1 to have each rank draw from all"
         )
     return ShareSampler(sampler, share)
+
+
+def of_other_readers(saved: str, here: Sampler, state: Mapping[str, Any]) -> str | None:
+    """What is said of a state that is of one of several readers, to one that is none; or the other way round.
+
+    Args:
+        saved: name of the class of the sampler that the state is of.
+        here: the one that should take it over.
+        state: of the sampler.
+
+    Returns:
+        None if that is not what differs.
+    """
+    of_share = saved == ShareSampler.__name__
+    if of_share == isinstance(here, ShareSampler):
+        return None
+    readers = state.get("share") if of_share else here._readers() if isinstance(here, ShareSampler) else None
+    try:
+        rank, world_size, worker, workers = readers  # type: ignore[misc]
+    except (TypeError, ValueError):  # damaged
+        return None
+    one = f"rank={rank} of world_size={world_size}" if world_size > 1 else ""
+    if workers > 1:
+        one += f"{', ' if one else ''}worker {worker} of {workers} of a DataLoader"
+    if of_share:
+        said = f"The state is of {one}; this dataset is read by one alone"
+    else:
+        said = f"The state is of a dataset that was read by one alone; this one is {one}"
+        rank, world_size = 0, 1
+    advice = f": give rank={rank}, world_size={world_size}" if "rank" in one else ""
+    return f"{said}. A state goes on among as many readers as there were{advice}."
 
 
 def settle_in_worker(dataset: Any) -> None:
@@ -90,9 +121,8 @@ class PartOfItems:
 
     def __init__(self, whole: SampledStorage, runs: Tensor) -> None:
         self._whole = whole
-        self._ends = runs[:, 1].cumsum(0)
-        self._shift = runs.sum(1) - self._ends
-        self._size = int(self._ends[-1]) if len(runs) else 0
+        self._runs = Runs(runs)
+        self._size = self._runs.size
         self.log = WriteLog(max(1, self._size))
         """As of a storage that was filled at once."""
         self.log.fill(count=self._size)
@@ -127,7 +157,7 @@ class PartOfItems:
 
     def places(self, items: Tensor) -> Tensor:
         """Where items lie in the whole storage. O(items log runs)."""
-        return items + self._shift[torch.searchsorted(self._ends, items, right=True)]
+        return self._runs.places(items)
 
 
 class ShareSampler(Sampler):

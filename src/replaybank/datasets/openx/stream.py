@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from replaybank.datasets.openx.chosen import RECORD_GAP, chosen_records
+from replaybank.datasets.openx.selection import selected
 from replaybank.datasets.openx.sharding import Piece, Share, pieces
 from replaybank.datasets.openx.shuffle import Reservoir, below, permutation, swap_out
-from replaybank.datasets.openx.skipping import LeftOut, SkippedRecords, records
+from replaybank.datasets.openx.skipping import LeftOut, SkippedRecords, good_episodes, records
 from replaybank.datasets.openx.sources.base import Episode, EpisodeSource, Shard, held_bytes
 from replaybank.errors import DataFormatError
 
 RECORD_BITS = 16
 """Of the number of an episode whose source does not say how many there are; the shard's is the rest."""
-RECORD_GAP = 16
-"""Records further apart are looked up one by one, instead of reading what lies between."""
 
 _DIVISION, _ORDER, _DRAW = range(3)  # what random numbers are for: no two uses share any
 
@@ -139,13 +139,22 @@ class EpisodeStream:
         shuffle: False: in the order of the files.
         buffer_bytes: encoded bytes that wait in the reservoir, at least: the last one read comes on top.
         skip: leave out records that cannot be read, and count them, instead of raising.
+        episodes: numbers of those that are read, each once; None: all. Shards without any are not opened.
 
     Raises:
         DataFormatError: the source has no episodes, or more than can be numbered.
+        IndexError, ValueError, TypeError: ``episodes`` are no episodes of it.
     """
 
     def __init__(
-        self, source: EpisodeSource, *, seed: int, shuffle: bool, buffer_bytes: int, skip: bool = False
+        self,
+        source: EpisodeSource,
+        *,
+        seed: int,
+        shuffle: bool,
+        buffer_bytes: int,
+        skip: bool = False,
+        episodes: Any = None,
     ) -> None:
         self.source = source
         self.skip = skip
@@ -167,6 +176,14 @@ class EpisodeStream:
         self._first = list(accumulate(known, initial=0)) if self.episodes is not None else None
         if (self.episodes or 0) > np.iinfo(np.int32).max or len(self.shards) > 1 << (31 - RECORD_BITS):
             raise DataFormatError(f"{source.name}: {len(self.shards)} shards are more than can be numbered")
+        self.selected: Tensor | None = None if episodes is None else selected(episodes, self.episodes)
+        """Numbers of the episodes that are read, int64, ascending; None: all."""
+        self._chosen: list[list[int]] | None = None  # records of each shard
+        if self.selected is not None:
+            self._chosen = [[] for _ in self.shards]
+            for number in self.selected.tolist():
+                shard, record = self.place_of(number)
+                self._chosen[shard].append(record)
 
     def seeded(self, seed: int) -> EpisodeStream:
         """The same episodes in another order; what is left out is counted together."""
@@ -208,11 +225,29 @@ class EpisodeStream:
         """What a share reads in an epoch, in order. O(shards)."""
         numbers = len(self.shards)
         if not self.shuffle:
-            return pieces(self.counts, range(numbers), cursor.share)
+            return self._dealt(range(numbers), cursor.share)
         common = permutation(numbers, _DIVISION, cursor.series, cursor.epoch).tolist()
-        mine = pieces(self.counts, common, cursor.share)
+        mine = self._dealt(common, cursor.share)
         order = permutation(len(mine), _ORDER, *self._key(cursor))
         return [mine[place] for place in order.tolist()]
+
+    def _dealt(self, order: Sequence[int], share: Share) -> list[Piece]:
+        if self._chosen is None:
+            return pieces(self.counts, order, share)
+        dealt = pieces([len(chosen) for chosen in self._chosen], order, share)  # places among the chosen ones
+        bounds = [(self._chosen[piece.shard][piece.start : piece.stop], piece.shard) for piece in dealt]
+        return [Piece(shard, chosen[0], chosen[-1] + 1) for chosen, shard in bounds]
+
+    def first_episodes(self) -> Iterator[Episode]:
+        """The episodes that can be read, in the order of the files. Raises what reading them raises."""
+        for place, shard in enumerate(self.shards):
+            numbers = None if self._chosen is None else self._chosen[place]
+            if numbers is None:
+                yield from good_episodes(self.source, shard, skip=self.skip)
+            elif numbers:
+                for _, episode in chosen_records(self.source, shard, numbers, skip=self.skip):
+                    if isinstance(episode, Episode):
+                        yield episode
 
     def _key(self, cursor: Cursor) -> tuple[int, ...]:
         return self.seed, cursor.series, cursor.epoch, cursor.share.number, cursor.share.of
@@ -260,6 +295,10 @@ class EpisodeStream:
     def _read(self, piece: Piece, first: int) -> Iterator[tuple[int, Episode | None]]:
         """The records of a piece from one on; None for those that are left out."""
         shard = self.shards[piece.shard]
+        if self._chosen is not None:
+            wanted = range(first, first if piece.stop is None else piece.stop)
+            yield from self._read_some(shard, [n for n in self._chosen[piece.shard] if n in wanted])
+            return
         to_the_end = piece.stop is None or piece.stop == shard.episodes
         if piece.stop is not None and first >= piece.stop:
             return
@@ -289,6 +328,13 @@ class EpisodeStream:
                 "it is incomplete"
             )
 
+    def _read_some(self, shard: Shard, numbers: list[int]) -> Iterator[tuple[int, Episode | None]]:
+        with contextlib.closing(chosen_records(self.source, shard, numbers, skip=self.skip)) as found:
+            for record, episode in found:
+                if isinstance(episode, LeftOut):
+                    self.skipped.note(shard, record, episode.reason)
+                yield record, None if isinstance(episode, LeftOut) else episode
+
     def _again(self, waiting: list[tuple[int, int]]) -> Iterator[tuple[int, int, Episode]]:
         """Records once more, in the given order, each file read forwards."""
         found: dict[tuple[int, int], Episode] = {}
@@ -301,7 +347,8 @@ class EpisodeStream:
                     break
                 run.add(record)
             wanted = wanted[len(run) :]
-            read = records(self.source, self.shards[shard], first, skip=self.skip)
+            # Nothing is asked of records that are not selected.
+            read = records(self.source, self.shards[shard], first, skip=self.skip or self._chosen is not None)
             with contextlib.closing(read) as again:
                 for record, episode in again:
                     if record in run:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from replaybank.datasets.openx.skipping import LeftOut, records
+from replaybank.datasets.openx.chosen import chosen_records
+from replaybank.datasets.openx.selection import episodes_chosen
+from replaybank.datasets.openx.skipping import LeftOut
 from replaybank.datasets.openx.sources.base import Episode
-from replaybank.datasets.openx.stats import EntryStats, entries_wanted, episodes_chosen, stats_of_values
-from replaybank.datasets.openx.stream import RECORD_GAP, EpisodeStream
+from replaybank.datasets.openx.stats import EntryStats, entries_wanted, stats_of_values
+from replaybank.datasets.openx.stream import EpisodeStream
 from replaybank.datasets.openx.ted import Leaf, to_ted
 from replaybank.progress import Bar
 from replaybank.storages.layout import Key
@@ -72,27 +75,11 @@ def stream_stats(
 
 def _episodes(stream: EpisodeStream, numbers: Sequence[int]) -> Iterator[tuple[int, Episode | LeftOut]]:
     """Episodes by their numbers, which rise; each file read forwards."""
-    at = 0
-    while at < len(numbers):
-        shard, first = stream.place_of(numbers[at])
-        run = {first: numbers[at]}
-        for number in numbers[at + 1 :]:
-            other, record = stream.place_of(number)
-            if other != shard or record - max(run) > RECORD_GAP:
-                break
-            run[record] = number
-        at += len(run)
-        left = dict(run)
-        with contextlib.closing(
-            records(stream.source, stream.shards[shard], first, skip=stream.skip)
-        ) as read:
+    for shard, run in groupby(numbers, key=lambda number: stream.place_of(number)[0]):
+        number_of = {stream.place_of(number)[1]: number for number in run}
+        read = chosen_records(stream.source, stream.shards[shard], list(number_of), skip=stream.skip)
+        with contextlib.closing(read):
             for record, episode in read:
-                if record in left:
-                    number = left.pop(record)
-                    if isinstance(episode, LeftOut):
-                        stream.skipped.note(stream.shards[shard], record, episode.reason)
-                    yield number, episode
-                if not left:
-                    break
-        if left and not stream.skip:
-            raise IndexError(f"{stream.shards[shard].path} has no record {min(left)}.")
+                if isinstance(episode, LeftOut):
+                    stream.skipped.note(stream.shards[shard], record, episode.reason)
+                yield number_of[record], episode

@@ -13,6 +13,7 @@ from replaybank import showing
 from replaybank.datasets.openx.ahead import Ahead
 from replaybank.datasets.openx.cut import Cut, Cutter, stream_leaves
 from replaybank.datasets.openx.options import Slicing
+from replaybank.datasets.openx.selection import check_same_episodes, told_selection
 from replaybank.datasets.openx.sharding import Share, worker_share
 from replaybank.datasets.openx.skipping import SkippedRecords
 from replaybank.datasets.openx.slabs import Slabs
@@ -321,6 +322,7 @@ class StreamSampler(Sampler):
             "iterated": None if self._iterated is None else self._iterated.state_dict(),
             "sampled": None if self._sampled is None else self._sampled.state_dict(),
             "skipped": self.stream.skipped.state(),
+            **({} if self.stream.selected is None else {"episodes": self.stream.selected}),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -338,14 +340,15 @@ class StreamSampler(Sampler):
         """Go on where the state was taken. O(reservoir); the next draw reads the waiting episodes again.
 
         Raises:
-            ValueError: the state is of another dataset, or of a stream with another ``shuffle`` or
-                ``buffer_bytes``; or it is damaged. Nothing has been changed.
+            ValueError: the state is of another dataset, or of a stream with other ``episodes`` or another
+                ``shuffle`` or ``buffer_bytes``; or it is damaged. Nothing has been changed.
         """
         for name, value in self._identity().items():
             if state_dict[name] != value:
                 raise ValueError(
                     f"The state is of a stream with {name}={state_dict[name]!r}, this one has {value!r}."
                 )
+        check_same_episodes(state_dict.get("episodes"), self.stream.selected)
         seed, epochs = state_dict["seed"], state_dict["epochs"]
         if type(seed) is not int or type(epochs) is not int or min(seed, epochs) < 0:
             raise ValueError(f"The state is damaged: seed={seed!r}, epochs={epochs!r}.")
@@ -376,8 +379,9 @@ class StreamSampler(Sampler):
         split = getattr(stream.source, "split", None)
         if split is not None:
             told["split"] = split
-        if stream.episodes is not None:
-            told["episodes"] = stream.episodes
+        episodes = told_selection(stream.selected, stream.episodes)
+        if episodes is not None:
+            told["episodes"] = episodes
         for name in ("num_slices", "slice_len", "pad"):
             value = getattr(self.slicing, name)
             if value is not None:
@@ -399,7 +403,6 @@ def stream_sampler(
     source: EpisodeSource,
     slicing: Slicing,
     *,
-    batch_size: int | None,
     shuffle: bool,
     cameras: Sequence[str | Key] | None,
     share: Share,
@@ -408,18 +411,25 @@ def stream_sampler(
     buffer_bytes: int,
     generator: torch.Generator | None,
     skip: bool,
+    episodes: Any,
 ) -> StreamSampler:
     """What draws from a source as the arguments ask for.
 
     Raises:
-        ValueError: slices do not divide the batch size, there is no such camera, or no such padding.
+        ValueError: there is no such camera, or a number is out of range.
+        IndexError, ValueError, TypeError: ``episodes`` are no episodes of the source.
         DataFormatError: the source has no episodes, or nothing that can be streamed.
     """
-    if batch_size is not None:
-        slicing.of(batch_size)
     ahead = 1 if prefetch is None else whole("prefetch", prefetch, 0)
     workers = None if threads is None else whole("num_workers", threads, 0)
     size = whole("buffer_bytes", buffer_bytes, 0)
-    leaves = stream_leaves(source, cameras, skip=skip)
-    stream = EpisodeStream(source, seed=seed_of(generator), shuffle=shuffle, buffer_bytes=size, skip=skip)
+    stream = EpisodeStream(
+        source,
+        seed=seed_of(generator),
+        shuffle=shuffle,
+        buffer_bytes=size,
+        skip=skip,
+        episodes=episodes,
+    )
+    leaves = stream_leaves(source, stream.first_episodes(), cameras)
     return StreamSampler(stream, leaves, slicing, share=share, prefetch=ahead, threads=workers)

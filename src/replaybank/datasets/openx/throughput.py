@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -23,7 +24,7 @@ class Throughput:
         slices: trajectories or slices of them.
         size: decoded bytes.
         epochs: whole passes over the dataset.
-        seconds: how long it took, without waiting for the first batch.
+        seconds: how long it took, without waiting for the first batch and what was ready beside it.
         first: seconds until the first batch came: files are opened, and the reservoir is filled.
         memory: the most that the process took, in bytes; None where the system does not say.
     """
@@ -46,7 +47,8 @@ def measure(
 ) -> Throughput:
     """Take batches from a stream for a while, epoch after epoch.
 
-    The first batch is not counted, as it takes longer; the one after it is waited for, however long.
+    The time begins when what may have been ready beside the first batch has been taken, too, and it is over
+    with the first batch behind ``seconds``: so no batch is counted that took none of it.
 
     Args:
         dataset: the stream.
@@ -54,27 +56,33 @@ def measure(
         show: called with the seconds gone, after each batch.
         clock: tells the time in seconds.
     """
+    sampler: Any = dataset.sampler
+    ready = 1 + sampler.prefetch
     steps = slices = size = epochs = 0
     begun = clock()
     first: float | None = None
+    started: float | None = None
     while True:
         for batch in dataset:
             now = clock()
-            if first is None:
-                first = now
-            else:
-                slices += int(batch["next", "done"].sum())
-                steps += len(batch)
-                size += _bytes(batch)
-            show(now - begun)
-            if now - begun >= seconds and steps:
-                return Throughput(steps, slices, size, epochs, now - first, first - begun, peak_memory())
+            first = now if first is None else first
+            if started is None:
+                started = None if ready else now
+                ready -= 1
+                continue
+            slices += int(batch["next", "done"].sum())
+            steps += len(batch)
+            size += _bytes(batch)
+            show(now - started)
+            if now - started >= seconds:
+                return Throughput(steps, slices, size, epochs, now - started, first - begun, peak_memory())
+        now = clock()
         empty = first is None  # not even one batch: there will never be any
-        if first is None:
-            first = clock()
+        first = now if first is None else first
+        started = now if started is None else started  # the next epoch begins anew: nothing of it is ready
         epochs += 1
-        if clock() - begun >= seconds and (steps or empty):
-            return Throughput(steps, slices, size, epochs, clock() - first, first - begun, peak_memory())
+        if now - started >= seconds and (steps or empty):
+            return Throughput(steps, slices, size, epochs, now - started, first - begun, peak_memory())
 
 
 def _bytes(batch: TensorDictBase) -> int:

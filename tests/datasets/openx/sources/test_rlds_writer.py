@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 from collections.abc import Mapping
@@ -351,3 +352,16 @@ def test_two_writers_never_work_in_one_folder(tmp_path: Path, split: str) -> Non
         second.write(rewards(3))
     assert RLDSSource(tmp_path).splits == {"train": 1, "val": 1}
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("when", ["writing", "closing"])
+def test_a_full_disk_names_the_folder(when: str, tmp_path: Path) -> None:
+    (tmp_path / ".toy-train.tfrecord-00000-of-00001.partial").symlink_to("/dev/full")
+    with (
+        pytest.raises(OSError, match="the disk is full") as refused,
+        RLDSWriter(tmp_path, "toy", fields=REWARD) as writer,
+    ):
+        writer.write(rewards(1_000_000 if when == "writing" else 2))
+    assert (refused.value.errno, refused.value.filename) == (errno.ENOSPC, str(tmp_path))
+    assert not is_rlds(tmp_path)

@@ -136,17 +136,31 @@ def kind_of(source: EpisodeSource) -> str:
     return str(getattr(source, "kind", type(source).__name__))
 
 
+def origin_in(source: EpisodeSource) -> EpisodeSource:
+    """The origin itself, inside those that only change another."""
+    inner: EpisodeSource | None = getattr(source, "source", None)
+    return source if inner is None else origin_in(inner)
+
+
+def begins_anywhere(source: EpisodeSource) -> bool:
+    """Whether an origin finds an episode without passing over those before it, and says so."""
+    return bool(getattr(origin_in(source), "begins_anywhere", False))
+
+
+def episode_numbers_of(source: EpisodeSource) -> tuple[int, ...]:
+    """By which numbers an origin knows its episodes, in the order of its shards; empty where it has none."""
+    return tuple(getattr(origin_in(source), "episode_numbers", ()))
+
+
 def notes_of(source: EpisodeSource) -> tuple[str, ...]:
     """What an origin found to be not as declared; of the one inside where it only changes another."""
-    inner = getattr(source, "source", None)
-    return tuple(getattr(source, "notes", ())) if inner is None else notes_of(inner)
+    return tuple(getattr(origin_in(source), "notes", ()))
 
 
 def metadata_fields_of(source: EpisodeSource) -> Mapping[Key, FieldSpec]:
     """Fields of an origin's whole episodes; of the one inside where it only changes another."""
-    inner = getattr(source, "source", None)
-    found: Mapping[Key, FieldSpec] = getattr(source, "metadata_fields", {})
-    return found if inner is None else metadata_fields_of(inner)
+    found: Mapping[Key, FieldSpec] = getattr(origin_in(source), "metadata_fields", {})
+    return found
 
 
 def held_bytes(episode: Episode) -> int:

@@ -201,8 +201,15 @@ class LeRobotSource:
         }
         """Names of the entries of fields, such as the joints of a state, as declared."""
 
+    begins_anywhere = True
+    """Where an episode lies is known without reading those before it."""
     missing: Sequence[int]
     """Numbers of the split's episodes whose files are not there."""
+
+    @property
+    def episode_numbers(self) -> tuple[int, ...]:
+        """The ``episode_index`` of each episode, in the order of the shards."""
+        return tuple(row.index for rows in self._groups for row in rows)
 
     @property
     def notes(self) -> tuple[str, ...]:

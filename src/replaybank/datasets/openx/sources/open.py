@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from replaybank.checkpoint import is_checkpoint
-from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of
+from replaybank.datasets.openx.catalog import LastStep, datasets, facts_of, is_name
 from replaybank.datasets.openx.corrections import corrected
 from replaybank.datasets.openx.files import is_converted
 from replaybank.datasets.openx.sources.base import EpisodeSource
@@ -24,6 +24,13 @@ from replaybank.datasets.openx.sources.origins import (
     url_of,
 )
 from replaybank.datasets.openx.sources.rlds import RLDSSource, is_rlds
+
+LEVELS: Final = 2
+"""How far below a folder without a dataset one is looked for, to be named."""
+MOST_FOLDERS: Final = 200
+"""Folders that are looked at for that, of each level."""
+MOST_SHOWN: Final = 5
+"""Datasets that are named."""
 
 
 class Form(NamedTuple):
@@ -189,12 +196,6 @@ def is_origin(source: str | os.PathLike[str]) -> bool:
     return isinstance(source, str) and source in ORIGINS and not Path(source).exists()
 
 
-def is_name(source: str | os.PathLike[str]) -> bool:
-    """Whether what was given is an id of the catalog, and not a path of this machine."""
-    path = os.fspath(source)
-    return path in datasets() and not Path(path).exists()
-
-
 def _nothing_at(path: str) -> str:
     if not is_url(path) and not Path(path).exists():
         near = ""
@@ -214,5 +215,43 @@ def _nothing_at(path: str) -> str:
     forms = ", ".join(f"{form.name} ({form.sign})" for form in FORMS)
     return (
         f"{path}: it is neither a converted dataset (manifest.json) nor one of {forms}; "
-        "give the folder that holds one of these"
+        f"give the folder that holds one of these{_below(path)}"
     )
+
+
+def _below(path: str) -> str:
+    """Where the datasets are that lie below a folder, as words for an error; nothing if there are none."""
+    if is_url(path) or not Path(path).is_dir():
+        return ""
+    found = datasets_below(path)
+    if not found:
+        return ""
+    more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+    return f"; below it: {', '.join(found[:MOST_SHOWN])}{more}"
+
+
+def datasets_below(folder: str | os.PathLike[str]) -> list[str]:
+    """Folders of datasets, converted or as published, up to ``LEVELS`` below one of this machine.
+
+    >>> datasets_below("/nowhere")
+    []
+    """
+    found: list[str] = []
+    level = [os.fspath(folder)]
+    for _ in range(LEVELS):
+        inner = []
+        for path in (each for above in level for each in _folders(above)):
+            if is_converted(path) or any(form.matches(path, None) for form in FORMS):
+                found.append(path)
+            else:
+                inner.append(path)
+        level = inner[:MOST_FOLDERS]
+    return found
+
+
+def _folders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.path for entry in entries if entry.is_dir())[:MOST_FOLDERS]
+    except OSError:  # it cannot be read: then nothing can be said of what is in it
+        return []

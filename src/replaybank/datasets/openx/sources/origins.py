@@ -7,7 +7,6 @@ import re
 from typing import Final
 
 from replaybank.datasets.openx.catalog import DatasetFacts
-from replaybank.datasets.openx.sources.hub_tar import shard_name
 
 RLDS_URL: Final = "https://storage.googleapis.com/gresearch/robotics"
 """The bucket ``gs://gresearch/robotics``, which needs no account this way."""
@@ -46,7 +45,7 @@ def url_of(facts: DatasetFacts, origin: str) -> str:
     if origin == "rlds":
         return f"{rlds_base()}/{facts.id}/{facts.version}"
     if origin == "hub":
-        return _hub_file(HUB_REPOSITORY, f"{facts.id}/{shard_name(facts.id, 0)}").rpartition("/")[0]
+        return _hub_file(HUB_REPOSITORY, facts.id)
     if origin == "lerobot":
         raise ValueError(
             f"the catalog knows no LeRobot copy of {facts.id}: give the path or URL of one as source=, or "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, TypeAlias
@@ -158,6 +159,7 @@ class RLDSWriter:
             ValueError: a field is missing, unknown, or not of the declared shape and dtype, or fields differ
                 in steps; nothing is written.
             RuntimeError: the writer is closed.
+            OSError: with ``errno.ENOSPC``, the disk is full; the folder is named.
         """
         if not self._open:
             raise RuntimeError("the writer is closed")
@@ -176,7 +178,8 @@ class RLDSWriter:
             if metadata[field.key] is not None:
                 features.update(self._encode(field, [metadata[field.key]]))
         payload = serialize_example(dict(sorted(features.items())))
-        self._writers[self.episodes % len(self._writers)].write(payload)
+        with self._naming_a_full_disk():
+            self._writers[self.episodes % len(self._writers)].write(payload)
         self.episodes += 1
 
     def _encode(self, field: StoredField, value: Any) -> dict[str, npt.NDArray[Any] | list[bytes]]:
@@ -200,10 +203,11 @@ class RLDSWriter:
             return
         self._open = False
         try:
-            for file in self._files:
-                file.flush()
-                os.fsync(file.fileno())
-            self._publish()
+            with self._naming_a_full_disk():
+                for file in self._files:
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._publish()
         finally:
             self._close_files()
 
@@ -231,11 +235,22 @@ class RLDSWriter:
 
     def _close_files(self) -> None:
         try:
-            with contextlib.ExitStack() as closing:  # all of them, though one may find the disk full
+            # All of them, though one may find the disk full.
+            with self._naming_a_full_disk(), contextlib.ExitStack() as closing:
                 for file in self._files:
                     closing.callback(file.close)
         finally:
             self._lock.release()
+
+    @contextlib.contextmanager
+    def _naming_a_full_disk(self) -> Iterator[None]:
+        """A file that cannot be written does not say which one it is."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            raise OSError(errno.ENOSPC, "the disk is full", os.fspath(self._folder)) from error
 
     def __enter__(self) -> RLDSWriter:
         return self
