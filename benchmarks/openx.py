@@ -2,6 +2,7 @@
 
 python benchmarks/openx.py                        # the arm that replaybank draws itself
 python benchmarks/openx.py --data path/to/rlds    # an RLDS dataset of yours
+python benchmarks/openx.py --threads 2            # on as many cores: look at the rates by the clock
 python benchmarks/openx.py --quick                # to see that it runs
 """
 
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -91,9 +93,9 @@ def frames_of(folder: Path) -> Iterator[Images]:
                     yield column
 
 
-def ours(folder: Path, scratch: Path) -> dict[str, Call]:
+def ours(folder: Path, scratch: Path, threads: int) -> dict[str, Call]:
     """replaybank's stages, each on its own."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     steps = steps_of(folder)
     paths = shards_of(folder)
     features = parse_features((Path(RLDSSource(folder).path) / "features.json").read_bytes())
@@ -110,15 +112,15 @@ def ours(folder: Path, scratch: Path) -> dict[str, Call]:
     def converted(images: Literal["raw", "encoded"]) -> None:
         target = scratch / f"new-{images}"
         shutil.rmtree(target, ignore_errors=True)
-        convert(folder, target, images=images, num_workers=1, progress=False)
+        convert(folder, target, images=images, num_workers=threads, progress=False)
 
     calls: dict[str, Call] = {
         FRAMING: partial(per, steps, framing),
         PARSING: partial(per, steps, parsing),
         CONVERTING[0]: partial(per, steps, partial(converted, "raw")),
         CONVERTING[1]: partial(per, steps, partial(converted, "encoded")),
-        STREAMING[0]: partial(per, steps, partial(drain, stream(folder))),
-        STREAMING[1]: partial(some_slices, stream(folder, slice_len=SLICE, batch_size=BATCH)),
+        STREAMING[0]: partial(per, steps, partial(drain, stream(folder, threads))),
+        STREAMING[1]: partial(some_slices, stream(folder, threads, slice_len=SLICE, batch_size=BATCH)),
     }
     cameras = list(frames_of(folder))
     if cameras:
@@ -133,13 +135,13 @@ def ours(folder: Path, scratch: Path) -> dict[str, Call]:
     return calls
 
 
-def stream(folder: Path, **arguments: Any) -> OpenXExperienceReplay:
+def stream(folder: Path, threads: int, **arguments: Any) -> OpenXExperienceReplay:
     """A stream that stays open: what is timed is what it gives, not that it begins."""
     return OpenXExperienceReplay(
         "data",
         source=os.fspath(folder),
         streaming=True,
-        num_workers=1,
+        num_workers=threads,
         strict_length=False,
         **arguments,
     )
@@ -161,40 +163,56 @@ def decode_all(cameras: list[Images]) -> None:
             decoded_into(camera, room[: stop - start], start, stop)
 
 
-def bare(folder: Path, _: Path) -> dict[str, Call]:
+def jpegs_of(folder: Path) -> list[bytes]:
+    """All frames, in memory.
+
+    Raises:
+        Skipped: there are none, or some that simplejpeg does not decode.
+    """
+    frames = [frame for camera in frames_of(folder) for frame in camera.encoded()]
+    if not frames or any(frame[:3] != b"\xff\xd8\xff" for frame in frames):
+        raise Skipped("there are no frames, or some are not JPEG")
+    return frames
+
+
+def side_by_side(threads: int, work: Callable[[int], None]) -> Callable[[], None]:
+    """Has ``work`` done in each of so many threads, by number; in the calling one if that is all."""
+    if threads == 1:
+        return partial(work, 0)
+    pool = ThreadPoolExecutor(threads)
+    return lambda: drain(pool.map(work, range(threads)))
+
+
+def bare(folder: Path, _: Path, threads: int) -> dict[str, Call]:
     """The decoder alone: JPEGs from memory into one array, nothing else. The ceiling of all that decodes."""
     import simplejpeg
 
-    frames = [frame for camera in frames_of(folder) for frame in camera.encoded()]
-    if not frames or any(frame[:3] != b"\xff\xd8\xff" for frame in frames):
-        raise Skipped("there are no frames, or some are not JPEG")
-    steps = steps_of(folder)
+    frames = jpegs_of(folder)
+    first = simplejpeg.decode_jpeg(frames[0], "RGB")
+    same = all(simplejpeg.decode_jpeg_header(frame)[:2] == first.shape[:2] for frame in frames)
+    rooms = [np.empty_like(first) if same else None for _ in range(threads)]
 
-    rooms = {frame: simplejpeg.decode_jpeg(frame, "RGB") for frame in frames[:1]}
-    same = all(simplejpeg.decode_jpeg_header(frame)[:2] == rooms[frames[0]].shape[:2] for frame in frames)
+    def decode(number: int) -> None:
+        for frame in frames[number::threads]:
+            simplejpeg.decode_jpeg(frame, "RGB", buffer=rooms[number])
 
-    def decode() -> None:
-        for frame in frames:
-            simplejpeg.decode_jpeg(frame, "RGB", buffer=rooms[frames[0]] if same else None)
-
-    return {case: partial(per, steps, decode) for case in (DECODING, CONVERTING[0], *STREAMING, SAMPLING[1])}
+    call = partial(per, steps_of(folder), side_by_side(threads, decode))
+    return dict.fromkeys((DECODING, CONVERTING[0], *STREAMING, SAMPLING[1]), call)
 
 
-def writing(folder: Path, scratch: Path) -> dict[str, Call]:
+def writing(folder: Path, scratch: Path, threads: int) -> dict[str, Call]:
     """The decoder, and its pixels written to a file that is then on the disk: what no conversion can beat."""
     import simplejpeg
 
-    frames = [frame for camera in frames_of(folder) for frame in camera.encoded()]
-    if not frames or any(frame[:3] != b"\xff\xd8\xff" for frame in frames):
-        raise Skipped("there are no frames, or some are not JPEG")
+    frames = jpegs_of(folder)
 
-    def decode() -> None:
-        with open(scratch / "pixels", "wb", buffering=0) as file:
-            for frame in frames:
+    def decode(number: int) -> None:
+        with open(scratch / f"pixels-{number}", "wb", buffering=0) as file:
+            for frame in frames[number::threads]:
                 file.write(simplejpeg.decode_jpeg(frame, "RGB"))
             os.fsync(file.fileno())
 
-    return {CONVERTING[0]: partial(per, steps_of(folder), decode)}
+    return {CONVERTING[0]: partial(per, steps_of(folder), side_by_side(threads, decode))}
 
 
 def plain_records(path: str) -> Iterator[bytes]:
@@ -258,7 +276,7 @@ def plain_example(payload: bytes) -> dict[str, Any]:
     return found
 
 
-def plain(folder: Path, _: Path) -> dict[str, Call]:
+def plain(folder: Path, *_: object) -> dict[str, Call]:
     """A reader in Python, as one writes it from the format's page."""
     steps, paths = steps_of(folder), shards_of(folder)
 
@@ -273,7 +291,7 @@ def plain(folder: Path, _: Path) -> dict[str, Call]:
     return {FRAMING: partial(per, steps, framing), PARSING: partial(per, steps, parsing)}
 
 
-def tfrecord_package(folder: Path, _: Path) -> dict[str, Call]:
+def tfrecord_package(folder: Path, *_: object) -> dict[str, Call]:
     """The ``tfrecord`` package, which does not look at checksums either."""
     reader: Any = import_module("tfrecord.reader")
 
@@ -290,7 +308,7 @@ def tfrecord_package(folder: Path, _: Path) -> dict[str, Call]:
     return {FRAMING: partial(per, steps, framing), PARSING: partial(per, steps, parsing)}
 
 
-CONTENDERS: Mapping[str, Callable[[Path, Path], dict[str, Call]]] = {
+CONTENDERS: Mapping[str, Callable[[Path, Path, int], dict[str, Call]]] = {
     "replaybank": ours,
     "bare decoder": bare,
     "decoder + file": writing,
@@ -420,7 +438,9 @@ def run(title: str, folder: Path, scratch: Path, given: argparse.Namespace) -> N
                 continue
             place = scratch / name
             place.mkdir(parents=True)
-            contender = stack.enter_context(Contender(name, partial(CONTENDERS[name], folder, place)))
+            contender = stack.enter_context(
+                Contender(name, partial(CONTENDERS[name], folder, place, given.threads))
+            )
             try:
                 contender.ready()
             except Skipped as reason:
@@ -442,6 +462,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few episodes, one short round")
     parser.add_argument("--data", type=Path, help="folder of an RLDS dataset")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--threads", type=int, default=1, help="that decode, on as many cores")
     parser.add_argument("--rounds", type=int, default=5, help="visits to each contender")
     parser.add_argument("--seconds", type=float, default=0.5, help="longest stay at a stage in one round")
     parser.add_argument("--calls", type=int, default=50, help="most calls of a stage in one round")
