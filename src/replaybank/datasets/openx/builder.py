@@ -44,7 +44,7 @@ from replaybank.datasets.openx.growing import GrowingFiles
 from replaybank.datasets.openx.kept_frames import KeptFrames, kept_frames
 from replaybank.datasets.openx.packing import RowPacker
 from replaybank.datasets.openx.ted import Leaf, TedEpisode
-from replaybank.storages.layout import Key, RowLayout
+from replaybank.storages.layout import Key
 
 _LINE = json.JSONEncoder(ensure_ascii=True, sort_keys=True)
 _BOUNDS = struct.Struct("<qq")
@@ -165,9 +165,14 @@ class DatasetBuilder:
             self._files.open(name, size)
         strings = read_strings(self.folder, manifest)
         self._strings: dict[str, int] = {text: number for number, text in enumerate(strings)}
-        self._layout: RowLayout = manifest.layout
+        layout = manifest.layout
+        self._parts = [
+            (spec, self.leaves[spec.key], offset is not None)
+            for spec, offset in zip(layout.leaves, layout.offsets, strict=True)
+        ]
         self._data_files = manifest.data_files
-        self._packer = RowPacker(self._layout) if self._layout.row_bytes else None
+        self._crcs = struct.Struct(f"<{len(self._data_files)}I")
+        self._packer = RowPacker(layout) if layout.row_bytes else None
         self._episodes, self._steps = manifest.episodes, manifest.steps
         self._settled = manifest.episodes
         self._missing = {key: list(episodes) for key, episodes in manifest.missing.items()}
@@ -239,7 +244,8 @@ class DatasetBuilder:
             raise
         for key in episode.missing:
             self._missing.setdefault(key, []).append(self._episodes)
-        self._faults.update(episode.faults)
+        if episode.faults:
+            self._faults.update(episode.faults)
         self._steps += episode.length
         self._episodes += 1
         return begun
@@ -257,7 +263,7 @@ class DatasetBuilder:
         found.update((column.name, crc) for column, crc in zip(begun.frames, checksums, strict=True))
         for column in begun.frames:
             self._files.written(column.name, column.end)
-        self._note(CHECKSUMS, struct.pack(f"<{len(self._data_files)}I", *map(found.get, self._data_files)))
+        self._note(CHECKSUMS, self._crcs.pack(*map(found.get, self._data_files)))
         self._settled += 1
 
     def go_back(self, mark: Mark) -> None:
@@ -293,23 +299,22 @@ class DatasetBuilder:
         rows: list[npt.NDArray[Any]] = []
         frames: list[FrameColumn] = []
         columns = 0
-        for spec, offset in zip(self._layout.leaves, self._layout.offsets, strict=True):
-            values, leaf = episode.columns[spec.key], self.leaves[spec.key]
-            if offset is not None:
+        for spec, leaf, in_row in self._parts:
+            values = episode.columns[spec.key]
+            if in_row:
                 if isinstance(values, list):
-                    part: npt.NDArray[Any] = self._codes(values)
+                    rows.append(self._codes(values))
                 else:
-                    part = decoded(leaf, values, 0, length, where)
-                rows.append(part)
+                    rows.append(decoded(leaf, values, length, where))
                 continue
             name = column_name(columns)
             columns += 1
             if isinstance(values, list):
                 checksums[name] = self._append(name, self._codes(values))
                 continue
-            offset = self._files.claim(name, length * spec.bytes)
+            place = self._files.claim(name, length * spec.bytes)
             file = self._files.descriptor(name)
-            frames.append(FrameColumn(name, file, offset, leaf, values, length, where))
+            frames.append(FrameColumn(name, file, place, leaf, values, length, where))
         if self._packer is not None:
             checksums[ROWS] = self._append(ROWS, self._packer.pack(rows, length))
         for number, spec in enumerate(self.manifest.encoded):
@@ -337,7 +342,8 @@ class DatasetBuilder:
         """Texts as their numbers, new ones written down."""
         known = len(self._strings)
         if texts.count(texts[0]) == len(texts):  # one text for all steps, as most episodes have
-            codes = np.full(len(texts), self._strings.setdefault(texts[0], known), np.int32)
+            codes = np.empty(len(texts), np.int32)
+            codes.fill(self._strings.setdefault(texts[0], known))
         else:
             codes = np.array([self._strings.setdefault(text, len(self._strings)) for text in texts], np.int32)
         if len(self._strings) > known:

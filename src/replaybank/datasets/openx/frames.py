@@ -24,8 +24,8 @@ FRAME_CHUNK_BYTES = 1 << 19
 writing, and is written at once."""
 
 WRITE_BACK = 1 << 23
-"""Bytes of a file from which on the disk is told to begin with them. Told of nothing it begins when they are to
-be permanent, and everybody waits: 0.52 seconds a gigabyte instead of 0.36, where the disk takes 2.7 GB/s. What
+"""Bytes of a file from which on the disk is told to begin with them. Told of nothing it begins when they are
+to be permanent, and everybody waits: 0.52 seconds a gigabyte instead of 0.36, where it takes 2.7 GB/s. What
 cannot be begun, or goes wrong then, is found out when it is made permanent."""
 
 
@@ -93,15 +93,15 @@ class FrameColumn:
         check_shape(self.leaf, shape, self.where)
 
 
-def decoded(leaf: Leaf, values: Any, start: int, stop: int, where: str) -> npt.NDArray[Any]:
-    """Steps ``start`` to ``stop`` of a leaf as numbers, frames decoded.
+def decoded(leaf: Leaf, values: Any, length: int, where: str) -> npt.NDArray[Any]:
+    """The first steps of a leaf as numbers, frames decoded.
 
     Raises:
         DataFormatError: a frame cannot be decoded or is not of the dataset's shape.
     """
     if isinstance(values, np.ndarray):
-        return values[start:stop]
-    part = decode_frames(values, start, stop)
+        return values if len(values) == length else values[:length]
+    part = decode_frames(values, 0, length)
     check_shape(leaf, part.shape[1:], where)
     return part
 

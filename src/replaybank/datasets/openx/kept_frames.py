@@ -98,8 +98,9 @@ def header_bytes(frame: bytes) -> bytes | None:
         return frame[:PNG_HEADER_SIZE]
     at = len(_JPEG_BEGIN)
     while frame[at : at + 1] == b"\xff" and frame[at + 1 : at + 2] in _SEGMENTS:
-        end = at + 2 + int.from_bytes(frame[at + 2 : at + 4], "big")
-        if end > len(frame):
+        size = int.from_bytes(frame[at + 2 : at + 4], "big")  # these two bytes included
+        end = at + 2 + size
+        if size < 2 or end > len(frame):
             return None
         if frame[at + 1] == _SCAN:
             return frame[:end]

@@ -226,7 +226,7 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
             is absent whose shape is not known.
     """
     length = episode.length
-    faults: Counter[str] = Counter(episode.faults)
+    faults: Counter[str] = Counter(episode.faults) if episode.faults else Counter()
     columns: dict[Key, Column] = {}
     missing = set()
     for key, leaf in leaves.items():
@@ -247,7 +247,8 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
                 column = column[:, None]
             if leaf.ragged:
                 column = _padded(leaf, column)
-            check_shape(leaf, column.shape[1:], f"{dataset}: episode {number} ({episode.where})")
+            if column.shape[1:] != leaf.shape:
+                check_shape(leaf, column.shape[1:], f"{dataset}: episode {number} ({episode.where})")
         columns[key] = column
     if leaves[NEXT_REWARD].source is None:
         columns[NEXT_REWARD] = _zeros(leaves[NEXT_REWARD], length)
@@ -269,7 +270,8 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
     columns[NEXT_DONE] = done
     columns[NEXT_TERMINATED] = done if terminated else never
     columns[NEXT_TRUNCATED] = never if terminated else done
-    columns[EPISODE] = np.full(length, number, np.int32)
+    columns[EPISODE] = numbers = np.empty(length, np.int32)
+    numbers.fill(number)  # np.full takes twice as long
     columns[STEP] = steps
     columns[IS_INIT] = is_init
     return TedEpisode(columns, length, frozenset(missing), faults)
