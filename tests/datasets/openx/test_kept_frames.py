@@ -40,7 +40,8 @@ def png(number: int) -> bytes:
 
 def lying(frames: list[bytes]) -> EncodedImages:
     """The frames in one payload, something between them."""
-    payload, spans = b"", []
+    payload = b""
+    spans: list[tuple[int, int]] = []
     for frame in frames:
         payload += b"?" * (len(spans) % 3)
         spans.append((len(payload), len(frame)))
@@ -96,6 +97,12 @@ def test_frames_are_kept_as_they_are_however_many_at_a_time(
     assert kept(SwappedImages(whole)) == kept(whole)
     assert kept(FirstImages(whole, 7)) == kept(lying(frames[:7]))
     assert kept(FirstImages(Loose(whole), 7)) == kept(lying(frames[:7]))
+
+
+def test_frames_of_which_each_second_one_is_wanted_are_kept() -> None:
+    frames = [jpeg(number) for number in range(9)]
+    payload, spans = lying(frames).spans()
+    assert kept(EncodedImages(payload, spans[1::2], SPEC, "x")) == kept(lying(frames[1::2]))
 
 
 def damaged() -> dict[str, bytes]:

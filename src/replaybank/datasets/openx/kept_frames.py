@@ -54,7 +54,7 @@ def kept_frames(images: Images, leaf: Leaf, where: str) -> Iterator[KeptFrames]:
     where = f"{where}: {'/'.join(leaf.source if leaf.source is not None else leaf.key)}"
     found = stored_spans(images)
     if found is not None:
-        payload, spans = found
+        payload, spans = found[0], np.ascontiguousarray(found[1], np.int64)  # of a film every n-th row
         _check_spans(payload, spans, spec, where)
         yield from _joined(payload, spans)
         return

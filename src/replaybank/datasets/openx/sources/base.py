@@ -73,7 +73,7 @@ def stored_spans(images: Images) -> tuple[bytes, npt.NDArray[np.int64]] | None:
     Those that do have a method ``spans()``.
 
     Returns:
-        That memory, and of each frame its place and its size there: int64 ``[T, 2]``, contiguous.
+        That memory, and of each frame its place and its size there: int64 ``[T, 2]``, not always contiguous.
     """
     found: Callable[[], tuple[bytes, npt.NDArray[np.int64]] | None] | None = getattr(images, "spans", None)
     return None if found is None else found()
