@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from replaybank import OpenXExperienceReplay
@@ -183,6 +184,13 @@ def side_by_side(threads: int, work: Callable[[int], None]) -> Callable[[], None
     return lambda: drain(pool.map(work, range(threads)))
 
 
+def _room(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Memory for a frame where the decoder is fastest: rows on the borders of vectors it writes past the caches."""
+    memory = np.empty(frame.nbytes + 128, np.uint8)
+    start = 8 - memory.ctypes.data % 64 + 64
+    return memory[start : start + frame.nbytes].reshape(frame.shape)
+
+
 def bare(folder: Path, _: Path, threads: int) -> dict[str, Call]:
     """The decoder alone: JPEGs from memory into one array, nothing else. The ceiling of all that decodes."""
     import simplejpeg
@@ -190,7 +198,7 @@ def bare(folder: Path, _: Path, threads: int) -> dict[str, Call]:
     frames = jpegs_of(folder)
     first = simplejpeg.decode_jpeg(frames[0], "RGB")
     same = all(simplejpeg.decode_jpeg_header(frame)[:2] == first.shape[:2] for frame in frames)
-    rooms = [np.empty_like(first) if same else None for _ in range(threads)]
+    rooms = [_room(first) if same else None for _ in range(threads)]
 
     def decode(number: int) -> None:
         for frame in frames[number::threads]:

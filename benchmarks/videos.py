@@ -41,8 +41,8 @@ def streamed(folder: Path, _: Path) -> dict[str, Call]:
     """replaybank, from the videos as they are."""
     torch.set_num_threads(1)
     return {
-        IN_ORDER: partial(per, steps_of(folder), partial(drain, stream(folder))),
-        DRAWN: partial(some_slices, stream(folder, slice_len=SLICE, batch_size=BATCH)),
+        IN_ORDER: partial(per, steps_of(folder), partial(drain, stream(folder, 1))),
+        DRAWN: partial(some_slices, stream(folder, 1, slice_len=SLICE, batch_size=BATCH)),
     }
 
 

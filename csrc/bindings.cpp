@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "blocks.hpp"
-#include "channels.hpp"
+#include "channel_bindings.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -198,9 +198,6 @@ void bind_sum_tree(nb::module_& m) {
         if (set >= 0 && set <= wt::chosen_simd()) wt::simd() = set;
         return before;
     }, "set"_a = -1);
-    m.def("split_channels", [](Address frames, Count n, Count pixels, Address out) {
-        replaybank::channels::split_channels(at<const std::uint8_t>(frames), n, pixels, at<std::uint8_t>(out));
-    }, "frames"_a, "n"_a, "pixels"_a, "out"_a, Released());
     m.def("seed_word", [](const std::vector<std::uint64_t>& key) {
         return replaybank::seeds::seed_word(key.data(), key.size());
     });
@@ -528,6 +525,7 @@ NB_MODULE(_native, m) {
     bind_gather(m);
     bind_memory(m);
     bind_blocks(m);
+    replaybank::bind_channels(m);
     bind_next_leaves(m);
     bind_pickles(m);
     bind_spans(m);

@@ -1,6 +1,10 @@
 """Typed face of the compiled module: kernels over addresses of checked arrays."""
 
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
 
 # --- csrc/tfrecord.hpp says what each returns; `rows`, `offsets` and `out` are addresses.
 def scan_records(block: bytes, start: int, rows: int, capacity: int) -> int: ...
@@ -18,11 +22,25 @@ def scatter(plan: int, n: int, index: int, count: int, batches: list[int]) -> in
 def scatter_run(plan: int, n: int, start: int, count: int, batches: list[int], threads: int) -> int: ...
 def scatter_arrays(plan: int, n: int, arrays: list[Any]) -> bool: ...
 def flatten_index(indices: list[int], sizes: list[int], count: int, out: int) -> int: ...
-
-# --- csrc/channels.hpp ---
-
 def seed_word(key: tuple[int, ...]) -> int: ...
-def split_channels(frames: int, n: int, pixels: int, out: int) -> None: ...
+
+# --- csrc/channels.hpp: contiguous arrays, frames [n, H, W, C] and places for them [m, C, H, W]; False where
+# they are something else, overlap, or a place is none, and then nothing is written. `swapped`: the first and
+# the third channel are exchanged. `passing`: results pass by the caches.
+
+def split_channels(
+    frames: Array, out: Array, at: int, after: Array | None, after_at: int, swapped: bool, passing: bool
+) -> bool: ...
+def scatter_channels(
+    frames: Array,
+    ends: Array,
+    first: int,
+    places: Array,
+    out: Array,
+    after: Array | None,
+    swapped: bool,
+    passing: bool,
+) -> bool: ...
 
 # --- csrc/memory.hpp ---
 

@@ -6,6 +6,7 @@ import builtins
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,6 +17,7 @@ from replaybank.datasets.openx.sources.images import EncodedImages
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.storages import EncodedFrames, LazyMemmapStorage, LazyTensorStorage
 from replaybank.storages.encoded import EncodedTable
+from replaybank.storages.frames import jpegs_into
 from replaybank.writers import RoundRobinWriter
 from shared_data import bridge_path
 
@@ -66,6 +68,40 @@ def test_images_of_every_form_come_back(
     difference = (found.int() - images[index].int()).abs()
     assert int(difference.max()) <= (0 if name == "png" else 60)
     assert float(difference.float().mean()) <= (0 if name == "png" else 4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_decoder_takes_jpegs_of_the_very_size_only(channels: int) -> None:
+    """What jpegs_into relies on: nothing else gives an image of that shape, or is written beside it."""
+    how, color = EncodedFrames("jpeg"), {1: "GRAY", 3: "RGB"}[channels]
+    good = how.encode(_smooth(1, 16, 24, channels)[0].numpy())
+    png = EncodedFrames("png").encode(_smooth(1, 16, 24, channels)[0].numpy())
+    others = [how.encode(_smooth(1, *size, channels)[0].numpy()) for size in ((24, 16), (8, 24), (17, 24))]
+    starts = [good[:2] + bytes([byte]) + good[3:] for byte in range(255)]
+    starts += [good[:2] + bytes([byte]) + good[2:] for byte in range(255)]
+    none: list[bytes | memoryview] = [b"", memoryview(b""), good[:1], good[:2], good[1:], good[:-40], png]
+    for bad in [*none, *others, *starts]:
+        memory = np.full(3 * 16 * 24 * channels, 77, np.uint8)
+        out = memory.reshape(3, 16, 24, channels)
+        assert jpegs_into([good, bad, good], out, color) == 1
+        assert jpegs_into([bad], out[1:2], color) == 0
+        assert (out[2] == 77).all()
+        assert jpegs_into([good, bad, good], out, color, start=2) == 3
+        assert np.array_equal(out[0], out[2])
+
+
+def test_images_of_both_forms_lie_together() -> None:
+    """As they do where a dump of one form is taken over by a storage of the other."""
+    images = _smooth(30)
+    png, jpeg = EncodedFrames("png"), EncodedFrames("jpeg")
+    contents = [(jpeg if k % 7 == 3 else png).encode(image.numpy()) for k, image in enumerate(images)]
+    for channels_first in (False, True):
+        out = torch.zeros((30, 3, 32, 48) if channels_first else (30, 32, 48, 3), dtype=torch.uint8)
+        EncodedFrames("png", channels_first=channels_first).decode_all(contents.__getitem__, out)
+        found = out.permute(0, 2, 3, 1) if channels_first else out
+        exact = torch.tensor([k % 7 != 3 for k in range(30)])
+        assert torch.equal(found[exact], images[exact])
+        assert int((found.int() - images.int()).abs().max()) <= 60
 
 
 @pytest.mark.parametrize(("side", "ratio"), [(64, 4), (480, 10)])

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,7 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from replaybank.storages.channels import put
 from replaybank.storages.layout import LeafSpec
+from replaybank.storages.room import GROUP_BYTES, room_for
 from replaybank.storages.structure import show
 
 Pixels = npt.NDArray[np.uint8]
@@ -126,23 +127,41 @@ class EncodedFrames:
         Raises:
             ValueError: they are no such image.
         """
-        shape = (*out.shape[1:], out.shape[0]) if self.channels_first else out.shape
-        direct = out.flags.c_contiguous and not self.channels_first
-        pixels = _decode(content, shape, out if direct else None)
-        if not direct:
-            out[...] = pixels.transpose(2, 0, 1) if self.channels_first else pixels
-        elif pixels is not out:
-            out[...] = pixels
+        if out.flags.c_contiguous and not self.channels_first:
+            _decode(content, out)
+            return
+        pixels = np.empty(_pixels_of(out.shape, self), np.uint8)
+        _decode(content, pixels)
+        out[...] = pixels.transpose(2, 0, 1) if self.channels_first else pixels
 
     def decode_all(self, read: Callable[[int], bytes], out: Tensor) -> None:
         """Images ``out[k]`` of the bytes ``read(k)``, in several threads where there is enough to do.
 
         Args:
             read: gives the bytes of the k-th image.
-            out: uint8 ``[n, ...]``; written.
+            out: uint8 ``[n, ...]``, contiguous; written.
+
+        Raises:
+            ValueError: one is no such image.
         """
-        pixels: Pixels = out.numpy()
-        share_out(len(out), out[0].numel() if len(out) else 0, lambda k: self.decode(read(k), pixels[k]))
+        if not len(out):
+            return
+        images: Pixels = out.numpy()
+        shape, size = _pixels_of(images.shape[1:], self), images[0].nbytes
+        group = max(1, GROUP_BYTES // size)
+
+        def decode(start: int, stop: int) -> None:
+            for first in range(start, stop, group):
+                last = min(first + group, stop)
+                contents = [read(k) for k in range(first, last)]
+                if not self.channels_first:
+                    _decode_run(contents, images[first:last])
+                    continue
+                pixels = room_for("pixels", (last - first, *shape), images.dtype)
+                _decode_run(contents, pixels)
+                put(pixels, images, first)
+
+        share_out(len(images), size, decode)
 
     def encode_all(self, images: Tensor) -> list[bytes]:
         """Images ``[k, ...]`` as bytes, in several threads where there is enough to do.
@@ -153,8 +172,9 @@ class EncodedFrames:
         pixels: Pixels = images.numpy()
         found: list[bytes] = [b""] * len(images)
 
-        def encode(k: int) -> None:
-            found[k] = self.encode(pixels[k])
+        def encode(start: int, stop: int) -> None:
+            for k in range(start, stop):
+                found[k] = self.encode(pixels[k])
 
         share_out(len(images), images[0].numel() if len(images) else 0, encode)
         return found
@@ -193,34 +213,87 @@ def _channels(shape: tuple[int, ...], frames: EncodedFrames) -> int:
     return shape[0] if frames.channels_first else shape[-1]
 
 
-def _decode(content: bytes, shape: tuple[int, ...], out: Pixels | None) -> Pixels:
-    """An image ``[H, W, C]``, in ``out`` where the decoder can write there."""
+def _pixels_of(shape: tuple[int, ...], frames: EncodedFrames) -> tuple[int, ...]:
+    """The shape ``(H, W, C)`` of an image."""
+    return (*shape[1:], shape[0]) if frames.channels_first else shape
+
+
+def jpegs_into(
+    contents: Sequence[bytes | memoryview], out: npt.NDArray[Any], color: str, start: int = 0
+) -> int:
+    """Decode JPEGs from the ``start``-th on; the number of the first that is none of that shape, or of all.
+
+    Nothing is looked at before: the decoder takes nothing but JPEG, reads the header before it writes, and
+    never goes beyond the image that it is given; only a smaller one leaves the rest
+    (``test_encoded.py::test_the_decoder_takes_jpegs_of_the_very_size_only``). Looking at each header would
+    cost a tenth of a small image's time. O(pixels).
+
+    Args:
+        contents: the bytes of images.
+        out: ``[n, H, W, C]``, contiguous; written.
+        color: what the channels are, as the decoder calls it.
+        start: number of the first image to decode.
+
+    Raises:
+        ImportError: simplejpeg is not installed.
+    """
+    decode, shape = _simplejpeg().decode_jpeg, out.shape[1:]
+    for number in range(start, len(contents)):
+        try:
+            if decode(contents[number], color, buffer=out[number]).shape != shape:
+                return number
+        except ValueError:
+            return number
+    return len(contents)
+
+
+def _decode_run(contents: Sequence[bytes], out: Pixels) -> None:
+    """Images into ``out``, ``[n, H, W, C]``, contiguous.
+
+    Raises:
+        ValueError: one is no such image.
+    """
+    color = _JPEG_COLORS.get(out.shape[3])
+    number = 0
+    while number < len(contents):
+        if color is not None and contents[number][:3] == _JPEG_START:
+            number = jpegs_into(contents, out, color, number)
+        if number < len(contents):
+            _decode(contents[number], out[number])
+            number += 1
+
+
+def _decode(content: bytes, out: Pixels) -> None:
+    """An image into ``out``, ``[H, W, C]``, contiguous.
+
+    Raises:
+        ValueError: it is no such image.
+    """
     try:
         if content[:3] == _JPEG_START:
-            return _decode_jpeg(content, shape, out)
-        if content[:8] == _PNG_START:
-            return _decode_png(content, shape)
+            _decode_jpeg(content, out)
+        elif content[:8] == _PNG_START:
+            out[...] = _decode_png(content, out.shape)
+        else:
+            raise ValueError(f"A stored image is neither JPEG nor PNG: it starts with {content[:8]!r}.")
     except (OSError, SyntaxError, EOFError) as error:
         raise ValueError(f"A stored image cannot be decoded: {error}") from error
-    raise ValueError(f"A stored image is neither JPEG nor PNG: it starts with {content[:8]!r}.")
 
 
-def _decode_jpeg(content: bytes, shape: tuple[int, ...], out: Pixels | None) -> Pixels:
-    codec, color = _simplejpeg(), _JPEG_COLORS.get(shape[2])
+def _decode_jpeg(content: bytes, out: Pixels) -> None:
+    codec, shape = _simplejpeg(), out.shape
+    color = _JPEG_COLORS.get(shape[2])
     if color is None:
         raise ValueError(f"A stored image is a JPEG, which has no {shape[2]} channels.")
-    if out is None:
-        out = np.empty(shape, dtype=np.uint8)
     try:
         # It reads the header before it writes, and never beyond the buffer; a smaller image leaves the rest.
         found = codec.decode_jpeg(content, colorspace=color, buffer=out).shape
     except ValueError:
         found = (*codec.decode_jpeg_header(content)[:2], shape[2])
-        if found == tuple(shape):
+        if found == shape:
             raise
-    if tuple(found) != tuple(shape):
+    if found != shape:
         raise ValueError(f"A stored image has {found[0]} x {found[1]} pixels, expected {list(shape)}.")
-    return out
 
 
 def _decode_png(content: bytes, shape: tuple[int, ...]) -> Pixels:
@@ -234,8 +307,8 @@ def _decode_png(content: bytes, shape: tuple[int, ...]) -> Pixels:
         return np.asarray(image, dtype=np.uint8).reshape(shape)
 
 
-def share_out(count: int, size: int, work: Callable[[int], None]) -> None:
-    """``work(k)`` for every k, in several threads where there is enough to do.
+def share_out(count: int, size: int, work: Callable[[int, int], None]) -> None:
+    """``work(start, stop)`` for parts of ``range(count)``, in several threads where there is enough to do.
 
     Args:
         count: how many there are.
@@ -244,16 +317,11 @@ def share_out(count: int, size: int, work: Callable[[int], None]) -> None:
     """
     threads = min(torch.get_num_threads(), count)
     if threads < 2 or count * size < THREADED_PIXELS:
-        for k in range(count):
-            work(k)
+        work(0, count)
         return
-
-    def part(first: int) -> None:
-        for k in range(first, count, threads):
-            work(k)
-
-    futures = [_pool(threads).submit(partial(part, first)) for first in range(1, threads)]
-    part(0)
+    ends = [count * k // threads for k in range(threads + 1)]
+    futures = [_pool(threads).submit(work, *part) for part in pairwise(ends[1:])]
+    work(0, ends[1])
     for future in futures:
         future.result()
 

@@ -10,19 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 
 from memory_source import Frames
+from replaybank.datasets.openx import stored_frames
 from replaybank.datasets.openx.convert import convert
 from replaybank.datasets.openx.files import MANIFEST, ends_name, frames_name, read_manifest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
 from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key, Shard
-from replaybank.datasets.openx.sources.images import encode_frame
+from replaybank.datasets.openx.sources.images import EncodedImages, encode_frame
 from replaybank.datasets.openx.sources.rlds import RLDSSource
 from replaybank.datasets.openx.storage import DatasetStorage
 from replaybank.datasets.openx.summary import summarise
 from replaybank.demo.arm import write_arm_dataset
 from replaybank.errors import DataFormatError
+from replaybank.storages import frames
 from shared_data import bridge_path
 
 
@@ -152,6 +155,93 @@ def test_depth_and_absent_cameras_are_kept_too(tmp_path: Path) -> None:
     assert encoded["observation", "depth"].dtype == torch.float32
     assert encoded["mask", "observation", "range"].tolist() == [True] * 3 + [False] * 3
     assert not encoded["observation", "range"].view(torch.int16)[3:].any()
+
+
+class Films:
+    """Episodes of several lengths with cameras of several kinds: JPEG, PNG, and some are not there."""
+
+    name = "films"
+    fields: Mapping[Key, FieldSpec] = {
+        ("observation", "top"): FieldSpec("image", (24, 20, 3), np.dtype("uint8")),
+        ("observation", "gray"): FieldSpec("image", (9, 33, 1), np.dtype("uint8")),
+        ("observation", "range"): FieldSpec("image", (24, 20, 1), np.dtype("uint16")),
+        ("goal",): FieldSpec("image", (16, 16, 3), np.dtype("uint8")),
+        ("action",): FieldSpec("tensor", (2,), np.dtype("float32")),
+    }
+
+    def shards(self) -> list[Shard]:
+        return [Shard(0, "/data/shard-0", 6)]
+
+    def episodes(self, shard: Shard, start: int = 0) -> Iterator[Episode]:
+        for number in range(start, 6):
+            length = (1, 5, 2, 9, 1, 4)[number]
+            steps: dict[Key, Any] = {("action",): np.zeros((length, 2), np.float32)}
+            missing = set()
+            for at, (key, spec) in enumerate(self.fields.items()):
+                if spec.kind != "image":
+                    continue
+                if (number + at) % 4 == 1:
+                    missing.add(key)
+                    continue
+                ramp = np.arange(np.prod(spec.shape)).reshape(spec.shape)
+                frames = [(ramp + 7 * number + 31 * k) % 250 for k in range(length)]
+                forms = ["png" if k % 3 == 2 or spec.dtype != np.uint8 else "jpeg" for k in range(length)]
+                contents = [
+                    encode_frame(frame.astype(spec.dtype), form)
+                    for frame, form in zip(frames, forms, strict=True)
+                ]
+                spans = [[sum(map(len, contents[:k])), len(content)] for k, content in enumerate(contents)]
+                steps[key] = EncodedImages(b"".join(contents), np.array(spans), spec, f"episode {number}")
+            yield Episode(steps, length, f"record {number}", missing=frozenset(missing))
+
+
+@pytest.fixture(scope="module", params=[None, ["top"]], ids=["rgb", "bgr"])
+def films(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("films")
+    for images in ("raw", "encoded"):
+        convert(Films(), folder / images, images=images, bgr=request.param)
+    return folder / "raw", folder / "encoded"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("group", [1, 4000, 1 << 18])
+def test_frames_drawn_in_any_order_are_those_of_the_decoded_dataset(
+    films: tuple[Path, Path], threads: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, encoded = map(DatasetStorage, films)
+    monkeypatch.setattr(stored_frames, "GROUP_BYTES", group)
+    monkeypatch.setattr(frames, "THREADED_PIXELS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(group)
+    steps = len(raw)
+    same(raw[:], encoded[:])
+    for batch in (
+        torch.randperm(steps, generator=generator),
+        torch.randint(steps, (3, 17), generator=generator),  # with many twice and more
+        torch.tensor([4, 4, 4, 5, 5, 3, 21, 0]),
+        torch.arange(steps - 1, -1, -1),
+        torch.tensor([9, 10, 11, 12, 2, 3, 4, 5, 11, 12, 13, 14]),  # slices that overlap
+    ):
+        same(raw[batch], encoded[batch])
+        for key in (("observation", "top"), ("observation", "range"), ("goal",)):
+            assert torch.equal(
+                raw.read_leaf(key, batch).view(torch.uint8), encoded.read_leaf(key, batch).view(torch.uint8)
+            )
+
+
+def test_each_frame_drawn_is_decoded_once(films: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    decode = simplejpeg.decode_jpeg
+
+    def counted(content: Any, *arguments: Any, **more: Any) -> Any:
+        seen.append(bytes(content))
+        return decode(content, *arguments, **more)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", counted)
+    storage = DatasetStorage(films[1], image_keys=["top"])
+    storage[torch.tensor([9, 10, 11, 12, 10, 11, 12, 13, 9])]
+    seen = [content for content in seen if content[:3] == b"\xff\xd8\xff"]
+    assert len(seen) == len(set(seen)) > 1
 
 
 def test_a_frame_of_another_shape_is_found_when_it_is_converted(tmp_path: Path) -> None:

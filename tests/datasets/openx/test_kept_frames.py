@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from replaybank import _native
-from replaybank.datasets.openx.channels import address_of
 from replaybank.datasets.openx.corrections import FirstImages, SwappedImages
 from replaybank.datasets.openx.kept_frames import header_bytes, kept_frames
 from replaybank.datasets.openx.sources import images as sources_images
@@ -22,6 +21,7 @@ from replaybank.datasets.openx.sources.base import FieldSpec, Images
 from replaybank.datasets.openx.sources.images import EncodedImages, encode_frame
 from replaybank.datasets.openx.ted import Leaf
 from replaybank.errors import DataFormatError
+from replaybank.storages.channels import address_of
 
 LEAF = Leaf(("image",), ("image",), "image", np.dtype(np.uint8), (3, 16, 24))
 SPEC = FieldSpec("image", (16, 24, 3), np.dtype(np.uint8))

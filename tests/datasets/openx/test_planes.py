@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from replaybank.datasets.openx import planes
 from replaybank.datasets.openx.corrections import FirstImages, SwappedImages
-from replaybank.datasets.openx.planes import decode_planes, room_for
+from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.sources.base import FieldSpec, Images
 from replaybank.datasets.openx.sources.images import EncodedImages, encode_frame
 
@@ -61,9 +60,10 @@ IMAGES: list[Images] = [
     count=st.integers(1, 7),
     following=st.sampled_from([None, 0, -1]),
     group=st.sampled_from([1, 2 * 9 * 14 * 3, 1 << 18]),
+    least=st.sampled_from([1, 1 << 18]),
 )
 def test_every_frame_is_in_its_places(
-    images: Images, start: int, count: int, following: int | None, group: int
+    images: Images, start: int, count: int, following: int | None, group: int, least: int
 ) -> None:
     wanted = images.decode().transpose(0, 3, 1, 2)
     count = min(count, 7 - start - (following == 0))
@@ -72,12 +72,10 @@ def test_every_frame_is_in_its_places(
     room = np.full((2 + 2 * count, *wanted.shape[1:]), 77, wanted.dtype)
     out = room[1 : 1 + count]
     after = None if following is None else room[2 + count : 2 + 2 * count + following]
-    before = planes.GROUP_BYTES
-    planes.GROUP_BYTES = group
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planes, "GROUP_BYTES", group)
+        patch.setattr(planes, "PASSING_BYTES", least)
         decode_planes(images, start, out, after, check=lambda shape: None)
-    finally:
-        planes.GROUP_BYTES = before
     assert np.array_equal(out, wanted[start : start + count])
     if after is not None:
         assert np.array_equal(after, wanted[start + 1 : start + 1 + len(after)])
@@ -96,19 +94,3 @@ def test_a_shape_is_looked_at_before_anything_is_written() -> None:
     with pytest.raises(LookupError, match=r"3, 9, 14"):
         decode_planes(IMAGES[1], 0, out, check=check)
     assert (out == 77).all()
-
-
-def test_threads_and_purposes_have_memory_of_their_own() -> None:
-    mine = room_for("one", (4,), np.dtype(np.uint8))
-    mine[:] = 1
-    room_for("other", (4,), np.dtype(np.uint8))[:] = 2
-
-    def elsewhere() -> None:
-        room_for("one", (4,), np.dtype(np.uint8))[:] = 3
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert (mine == 1).all()
-    assert room_for("one", (2, 2), np.dtype(np.uint8)).tolist() == [[1, 1], [1, 1]]
-    assert room_for("one", (planes.MOST_KEPT + 1,), np.dtype(np.uint8)).nbytes == planes.MOST_KEPT + 1

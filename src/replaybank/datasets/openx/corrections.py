@@ -19,11 +19,13 @@ from replaybank.datasets.openx.sources.base import (
     Images,
     Key,
     Shard,
+    as_stored,
     decoded_into,
     kind_of,
     stored_spans,
 )
 from replaybank.datasets.openx.sources.code_points import texts_of
+from replaybank.storages.channels import exchanged
 
 IS_TERMINAL: Key = ("is_terminal",)
 IS_LAST: Key = ("is_last",)
@@ -206,23 +208,19 @@ class SwappedImages:
         """Where they lie as they are stored, if in one piece of memory."""
         return stored_spans(self._images)
 
+    def as_stored(self) -> tuple[Images, bool]:
+        """See :func:`~replaybank.datasets.openx.sources.base.as_stored`."""
+        return self._images, True
+
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""
-        return swapped(self._images.decode(start, stop))
+        return exchanged(self._images.decode(start, stop))
 
     def decode_into(
         self, room: npt.NDArray[Any] | None, start: int = 0, stop: int | None = None
     ) -> npt.NDArray[Any]:
         """The same; ``room`` is for the frames as they are stored."""
-        return swapped(decoded_into(self._images, room, start, stop))
-
-
-def swapped(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Pixels ``[..., C]`` with the first and the third channel exchanged; as they are if there are fewer."""
-    if pixels.shape[-1] < 3:
-        return pixels
-    order = [2, 1, 0, *range(3, pixels.shape[-1])]
-    return pixels[..., order]
+        return exchanged(decoded_into(self._images, room, start, stop))
 
 
 class FirstImages:
@@ -249,6 +247,11 @@ class FirstImages:
         """Where they lie as they are stored, if in one piece of memory."""
         found = stored_spans(self._images)
         return None if found is None else (found[0], found[1][: self._length])
+
+    def as_stored(self) -> tuple[Images, bool]:
+        """See :func:`~replaybank.datasets.openx.sources.base.as_stored`."""
+        stored, swapped = as_stored(self._images)
+        return FirstImages(stored, self._length), swapped
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]``, RGB."""

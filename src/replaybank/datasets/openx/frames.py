@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from replaybank import _native
-from replaybank.datasets.openx.planes import decode_planes, room_for
+from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.sources.base import Images
 from replaybank.datasets.openx.ted import Leaf, check_shape, decode_frames
+from replaybank.storages.room import room_for
 
 Content: TypeAlias = "bytes | memoryview | npt.NDArray[Any]"
 """What is written: bytes, or a contiguous array."""
@@ -75,7 +76,7 @@ class FrameColumn:
                 content = np.ascontiguousarray(self.frames[start:stop], dtype=dtype)
             else:
                 content = room_for("planes", (stop - start, *self.leaf.shape), dtype)
-                decode_planes(self.frames, start, content, check=self._check)
+                decode_planes(self.frames, start, content, check=self._check, soon=True)
             crc = extend_crc32c(crc, content)
             write_at(self.file, at, content)
             at += content.nbytes

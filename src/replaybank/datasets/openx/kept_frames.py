@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from replaybank import _native
-from replaybank.datasets.openx.channels import address_of
 from replaybank.datasets.openx.frames import FRAME_CHUNK_BYTES, Content, chunk_of
-from replaybank.datasets.openx.planes import room_for
 from replaybank.datasets.openx.sources.base import FieldSpec, Images, stored_spans
 from replaybank.datasets.openx.sources.images import PNG_HEADER_SIZE, check_headers, image_format
 from replaybank.datasets.openx.ted import Leaf
+from replaybank.storages.channels import address_of
+from replaybank.storages.room import room_for
 
 _TRIES = 4
 """Headers that are remembered in vain before nothing more is: some cameras give each frame another."""

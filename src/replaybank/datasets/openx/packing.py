@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 
 from replaybank import _native
-from replaybank.datasets.openx.channels import address_of
-from replaybank.datasets.openx.planes import MOST_KEPT
+from replaybank.storages.channels import address_of
 from replaybank.storages.layout import RowLayout
+from replaybank.storages.room import MOST_KEPT
 
 _LEAST_ROOM = 1 << 16
 """Bytes kept for rows: those of most episodes fit."""

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from replaybank.datasets.openx.channels import address_of
 from replaybank.datasets.openx.sources.base import Key
 from replaybank.storages.batch_memory import BatchMemory
+from replaybank.storages.channels import address_of
 
 
 class Slab:

@@ -228,9 +228,10 @@ class DatasetStorage(Storage):
                 values.numpy()[ends] = NO_TEXT if self._keys[i] in self._texts else 0
                 entries[("next", *self._keys[i])] = values
         for key, frames in self._encoded.items():
-            entries[key], after = frames.with_next(items, last)
             if key[0] == OBSERVATION:
-                entries[("next", *key)] = after
+                entries[key], entries[("next", *key)] = frames.with_next(items, last)
+            else:
+                entries[key] = frames.read(items)
         entries[("next", "valid")] = ~leaves[self._done]
         for name in ("done", "terminated", "truncated"):
             entries[(name,)] = torch.zeros((*lead, 1), dtype=torch.bool)

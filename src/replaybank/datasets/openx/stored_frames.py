@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from replaybank.datasets.openx.corrections import swapped
 from replaybank.datasets.openx.files import ANEW
-from replaybank.datasets.openx.planes import put, room_for
+from replaybank.datasets.openx.planes import PASSING_BYTES
 from replaybank.datasets.openx.sources.base import FieldSpec
-from replaybank.datasets.openx.sources.images import decode_frames
+from replaybank.datasets.openx.sources.images import decode_frames, jpeg_color
 from replaybank.errors import DataFormatError
 from replaybank.storages.batch_memory import BatchMemory
-from replaybank.storages.frames import share_out
+from replaybank.storages.channels import put_each
+from replaybank.storages.frames import jpegs_into, share_out
 from replaybank.storages.layout import LeafSpec
+from replaybank.storages.room import GROUP_BYTES, room_for
 
 
 class StoredFrames:
@@ -37,17 +39,17 @@ class StoredFrames:
     ) -> None:
         channels, height, width = leaf.shape
         self._leaf = leaf
-        self._spec = FieldSpec(
-            "image", (height, width, channels), torch.empty(0, dtype=leaf.dtype).numpy().dtype
-        )
+        self._dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
+        self._spec = FieldSpec("image", (height, width, channels), self._dtype)
+        self._color = jpeg_color(self._spec.shape, self._dtype)
         self._bytes = memoryview(content.numpy())  # type: ignore[arg-type]
-        self._ends = ends.view(torch.int64)
+        self._ends: npt.NDArray[np.int64] = ends.view(torch.int64).numpy()
         self._folder = folder
         self._bgr = bgr
         self._memory = BatchMemory()
 
     def read(self, steps: Tensor) -> Tensor:
-        """Frames ``[*steps, C, H, W]``; zeros where there is none. O(pixels).
+        """Frames ``[*steps, C, H, W]``; zeros where there is none. O(pixels), each decoded once.
 
         Args:
             steps: int64, each the number of a step.
@@ -55,10 +57,9 @@ class StoredFrames:
         Raises:
             DataFormatError: a frame cannot be decoded.
         """
-        flat = steps.reshape(-1)
-        out = self._empty(len(flat))
-        pixels = out.numpy()
-        self._decode(flat.tolist(), [[pixels[k : k + 1]] for k in range(len(flat))])
+        wanted = steps.reshape(-1).numpy()
+        out = self._empty(len(wanted))
+        self._decode(wanted, np.arange(len(wanted)), out.numpy())
         return out.view(*steps.shape, *self._leaf.shape)
 
     @property
@@ -75,13 +76,17 @@ class StoredFrames:
         Raises:
             DataFormatError: a frame lies outside its file.
         """
-        ends = self._ends[steps].tolist()
-        starts = torch.where(steps > 0, self._ends[(steps - 1).clamp(min=0)], 0).tolist()
-        spans = list(zip(steps.tolist(), starts, ends, strict=True))
-        for number, start, end in spans:
-            if not 0 <= start <= end <= len(self._bytes):
-                raise DataFormatError(f"{self._folder}: step {number}: its frame lies nowhere; {ANEW}")
-        return [self._bytes[start:end] for _, start, end in spans]
+        return self._contents(steps.numpy())
+
+    def _contents(self, steps: npt.NDArray[np.int64]) -> list[memoryview]:
+        ends = self._ends[steps]
+        starts = np.where(steps > 0, self._ends[steps - 1], 0)
+        good = (starts >= 0) & (starts <= ends) & (ends <= len(self._bytes))
+        if not good.all():
+            number = steps[int(good.argmin())]
+            raise DataFormatError(f"{self._folder}: step {number}: its frame lies nowhere; {ANEW}")
+        view = self._bytes
+        return [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def with_next(self, steps: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Frames of steps and of the steps behind them, each decoded once. O(pixels).
@@ -89,42 +94,71 @@ class StoredFrames:
         Args:
             steps: int64, each the number of a step.
             last: bool of the same shape: there is none behind; its frame is zero.
+
+        Raises:
+            DataFormatError: a frame cannot be decoded.
         """
-        flat = steps.reshape(-1)
-        count = len(flat)
+        now, end = steps.reshape(-1).numpy(), last.reshape(-1).numpy()
+        count = len(now)
         here, after = self._empty(count), self._empty(count)
-        places = [pixels[k : k + 1] for pixels in (here.numpy(), after.numpy()) for k in range(count)]
-        wanted: dict[int, list[npt.NDArray[Any]]] = {}
-        for k, (step, end) in enumerate(zip(flat.tolist(), last.reshape(-1).tolist(), strict=True)):
-            wanted.setdefault(step, []).append(places[k])
-            if end:
-                places[count + k][...] = 0
-            else:
-                wanted.setdefault(step + 1, []).append(places[count + k])
-        self._decode(list(wanted), list(wanted.values()))
+        pixels = after.numpy()
+        pixels[end] = 0
+        known = np.flatnonzero(~end)
+        wanted = np.concatenate([now, now[known] + 1])
+        self._decode(wanted, np.concatenate([np.arange(count), count + known]), here.numpy(), pixels)
         shape = (*steps.shape, *self._leaf.shape)
         return here.view(shape), after.view(shape)
 
     def _empty(self, count: int) -> Tensor:
         return self._memory.any_size((count, *self._leaf.shape), self._leaf.dtype)
 
-    def _decode(self, steps: Sequence[int], places: Sequence[Sequence[npt.NDArray[Any]]]) -> None:
-        """Put the frame of each step into all of its places, ``[1, C, H, W]``."""
-        contents = self.contents(torch.tensor(steps, dtype=torch.int64))
-        shape, dtype = (1, *self._spec.shape), self._spec.dtype
-        name = f"{self._folder}: {'/'.join(self._leaf.key)}: step "
+    def _decode(
+        self,
+        wanted: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        out: npt.NDArray[Any],
+        after: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Put the frame of each step wanted into its place, ``[C, H, W]``.
 
-        def decode(k: int) -> None:
-            if not contents[k]:
-                for place in places[k]:
-                    place[...] = 0
-                return
-            assert dtype is not None
-            room = room_for("pixels", shape, dtype)
-            pixels = decode_frames([contents[k]], self._spec, f"{name}{steps[k]}", room=room)
-            if self._bgr:
-                pixels = swapped(pixels)
-            for place in places[k]:
-                put(pixels, place)
+        Steps are gone through as they lie in the file, each once, however often it is wanted.
+
+        Args:
+            wanted: ``[n]``, steps.
+            places: ``[n]``, counted through ``out`` and then ``after``.
+            out: ``[m, C, H, W]``.
+            after: the same.
+        """
+        order = np.argsort(wanted, kind="stable")
+        wanted, places = wanted[order], places[order]
+        begins = np.flatnonzero(np.diff(wanted, prepend=-1))
+        ends = np.append(begins, len(wanted))
+        steps = wanted[begins]
+        contents = self._contents(steps)
+        group = max(1, GROUP_BYTES // max(self._leaf.bytes, 1))
+        passing = self._leaf.bytes >= PASSING_BYTES
+
+        def decode(start: int, stop: int) -> None:
+            for first in range(start, stop, group):
+                last = min(first + group, stop)
+                pixels = room_for("pixels", (last - first, *self._spec.shape), self._dtype)
+                self._decode_run(contents[first:last], steps[first:last], pixels)
+                put_each(pixels, ends, first, places, out, after, swapped=self._bgr, passing=passing)
 
         share_out(len(steps), self._leaf.bytes, decode)
+
+    def _decode_run(
+        self, contents: Sequence[memoryview], steps: npt.NDArray[np.int64], pixels: npt.NDArray[Any]
+    ) -> None:
+        """Decode frames into ``pixels``, ``[n, H, W, C]``; zeros where there is none."""
+        k = 0
+        while k < len(contents):
+            if self._color is not None:
+                k = jpegs_into(contents, pixels, self._color, k)
+            if k < len(contents):  # none, no JPEG, or something is wrong with it
+                if contents[k]:
+                    where = f"{self._folder}: {'/'.join(self._leaf.key)}: step {steps[k]}"
+                    decode_frames([contents[k]], self._spec, where, room=pixels[k : k + 1])
+                else:
+                    pixels[k] = 0
+                k += 1

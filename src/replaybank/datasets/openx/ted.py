@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from replaybank.datasets.openx.channels import channels_first
 from replaybank.datasets.openx.sources.base import Column, Episode, FieldSpec, Images, Key
 from replaybank.errors import DataFormatError, UnsupportedFeatureError
+from replaybank.storages.channels import channels_first
 
 NEXT_DONE: Key = ("next", "done")
 NEXT_TERMINATED: Key = ("next", "terminated")

@@ -79,6 +79,16 @@ def stored_spans(images: Images) -> tuple[bytes, npt.NDArray[np.int64]] | None:
     return None if found is None else found()
 
 
+def as_stored(images: Images) -> tuple[Images, bool]:
+    """The same frames without an exchange of channels, and whether there is one to be made. O(1).
+
+    Images that exchange them have a method of this name, so that who moves the pixels anyway does it on the
+    way.
+    """
+    found: Callable[[], tuple[Images, bool]] | None = getattr(images, "as_stored", None)
+    return (images, False) if found is None else found()
+
+
 Column: TypeAlias = "npt.NDArray[Any] | list[str] | Images"
 """One field over an episode: an array ``[T, ...]``, ``T`` strings, or ``T`` encoded images."""
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from replaybank.datasets.openx.sources.base import FieldSpec
 from replaybank.errors import DataFormatError
+from replaybank.storages.frames import jpegs_into
 
 MAX_FRAME_PIXELS: Final = 1 << 26
 """No robot camera comes near (8192 x 8192); a header that claims more is a bomb, whatever the schema says."""
@@ -108,7 +109,7 @@ class EncodedImages:
 
 
 def decode_frames(
-    frames: list[memoryview],
+    frames: Sequence[bytes | memoryview],
     spec: FieldSpec,
     where: str,
     start: int = 0,
@@ -131,42 +132,58 @@ def decode_frames(
     shape = spec.shape if len(spec.shape) == 3 else (-1, -1, -1)
     if not frames:
         return np.empty((0, *(max(size, 0) for size in shape)), dtype=dtype)
-    place = f"{where}: frame {start}"
-    first = _header(frames[0], place)
-    known = (first.height, first.width, first.channels(dtype))
-    height, width, channels = (known[i] if size < 0 else size for i, size in enumerate(shape))
-    expected = (height, width, channels)
-    _check(first, expected, dtype, place)
-    out: npt.NDArray[Any]
-    if room is not None and room.shape == (len(frames), *expected) and room.dtype == dtype:
-        out = room
+    if room is not None and room.shape == (len(frames), *shape) and room.dtype == dtype:
+        out, expected = room, shape  # all is declared, and nothing to be allocated
     else:
-        out = np.empty((len(frames), *expected), dtype=dtype)
-    jpeg = _simplejpeg().decode_jpeg if first.format == "jpeg" else None
-    colorspace = JPEG_COLORSPACES.get(channels)
-    for number, frame in enumerate(frames):
-        try:
-            if jpeg is not None and image_format(frame) == "jpeg":
-                # The decoder reads the header before it writes, and never beyond the buffer: looking at the
-                # header first would cost a tenth of a small frame's time, so it is done to explain only.
-                if jpeg(frame, colorspace, buffer=out[number]).shape != expected:
-                    place = f"{where}: frame {start + number}"
-                    _check(_header(frame, place), expected, dtype, place)
-                continue
-            place = f"{where}: frame {start + number}"
-            head = _header(frame, place)
-            _check(head, expected, dtype, place)
-            if head.format == "jpeg":
-                _decode_jpeg(frame, out[number])
-            else:
-                out[number] = _decode_png(frame, channels, dtype)
-        except DataFormatError:
-            raise
-        except (ValueError, OSError, SyntaxError, EOFError) as error:
-            place = f"{where}: frame {start + number}"
-            _check(_header(frame, place), expected, dtype, place)
-            raise DataFormatError(f"{place} cannot be decoded: {error}") from error
+        place = f"{where}: frame {start}"
+        first = _header(frames[0], place)
+        known = (first.height, first.width, first.channels(dtype))
+        height, width, channels = (known[i] if size < 0 else size for i, size in enumerate(shape))
+        expected = (height, width, channels)
+        _check(first, expected, dtype, place)
+        if room is not None and room.shape == (len(frames), *expected) and room.dtype == dtype:
+            out = room
+        else:
+            out = np.empty((len(frames), *expected), dtype=dtype)
+    color = jpeg_color(expected, dtype)
+    number = 0
+    while number < len(frames):
+        if color is not None and image_format(frames[number]) == "jpeg":
+            number = jpegs_into(frames, out, color, number)
+        if number < len(frames):  # no JPEG, or something is wrong with it
+            _decode_checked(frames[number], out[number], expected, dtype, f"{where}: frame {start + number}")
+            number += 1
     return out
+
+
+def jpeg_color(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str | None:
+    """What a JPEG gives frames ``(H, W, C)`` of this shape and dtype as; None where it cannot, or may not."""
+    height, width, channels = shape
+    good = dtype == np.uint8 and height * width <= MAX_FRAME_PIXELS
+    return JPEG_COLORSPACES.get(channels) if good else None
+
+
+def _decode_checked(
+    frame: bytes | memoryview,
+    out: npt.NDArray[Any],
+    expected: tuple[int, int, int],
+    dtype: np.dtype[Any],
+    place: str,
+) -> None:
+    """Decode one frame, its header checked first.
+
+    Raises:
+        DataFormatError: it is unreadable, or not of the expected shape and dtype.
+    """
+    head = _header(frame, place)
+    _check(head, expected, dtype, place)
+    try:
+        if head.format == "jpeg":
+            _decode_jpeg(frame, out)
+        else:
+            out[...] = _decode_png(frame, expected[2], dtype)
+    except (ValueError, OSError, SyntaxError, EOFError) as error:
+        raise DataFormatError(f"{place} cannot be decoded: {error}") from error
 
 
 def check_headers(frames: Sequence[bytes], spec: FieldSpec, where: str, start: int = 0) -> None:
@@ -202,7 +219,7 @@ class _Header(NamedTuple):
         return 1 if dtype == np.float32 else self.stored_channels
 
 
-def _header(frame: memoryview, place: str) -> _Header:
+def _header(frame: bytes | memoryview, place: str) -> _Header:
     kind = image_format(frame)
     if kind is None:
         raise DataFormatError(
@@ -216,7 +233,7 @@ def _header(frame: memoryview, place: str) -> _Header:
     return head
 
 
-def _jpeg_header(frame: memoryview, place: str) -> _Header:
+def _jpeg_header(frame: bytes | memoryview, place: str) -> _Header:
     try:
         height, width, colorspace, _ = _simplejpeg().decode_jpeg_header(frame)
     except ValueError as error:
@@ -224,7 +241,7 @@ def _jpeg_header(frame: memoryview, place: str) -> _Header:
     return _Header("jpeg", height, width, 8, 1 if colorspace.lower() == "gray" else 3)
 
 
-def _png_header(frame: memoryview, place: str) -> _Header:
+def _png_header(frame: bytes | memoryview, place: str) -> _Header:
     if len(frame) < PNG_HEADER_SIZE or bytes(frame[12:16]) != b"IHDR":
         raise DataFormatError(f"{place} cannot be decoded: a PNG of {len(frame)} bytes without a header")
     width, height = (int.from_bytes(frame[at : at + 4], "big") for at in (16, 20))
@@ -253,13 +270,13 @@ def _check(head: _Header, declared: tuple[int, int, int], dtype: np.dtype[Any], 
         )
 
 
-def _decode_jpeg(frame: memoryview, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _decode_jpeg(frame: bytes | memoryview, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
     colorspace = JPEG_COLORSPACES[out.shape[2]]
     decoded: npt.NDArray[Any] = _simplejpeg().decode_jpeg(frame, colorspace=colorspace, buffer=out)
     return decoded
 
 
-def _decode_png(frame: memoryview, channels: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _decode_png(frame: bytes | memoryview, channels: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     with _pillow().open(io.BytesIO(frame), formats=("PNG",)) as image:
         if dtype == np.uint16:
             return np.asarray(image).astype(np.uint16).reshape(image.height, image.width, 1)
