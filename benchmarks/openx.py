@@ -185,7 +185,7 @@ def side_by_side(threads: int, work: Callable[[int], None]) -> Callable[[], None
 
 
 def _room(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Memory for a frame where the decoder is fastest: rows on the borders of vectors it writes past the caches."""
+    """Memory where the decoder is fastest: rows that begin at a multiple of 32 it writes past the caches."""
     memory = np.empty(frame.nbytes + 128, np.uint8)
     start = 8 - memory.ctypes.data % 64 + 64
     return memory[start : start + frame.nbytes].reshape(frame.shape)

@@ -5,8 +5,10 @@
 // NumPy twin is in tests/reference/.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,6 +17,8 @@
 
 #include "blocks.hpp"
 #include "channel_bindings.hpp"
+#include "cuts.hpp"
+#include "example_values.hpp"
 #include "gather.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
@@ -106,6 +110,54 @@ void bind_gather(nb::module_& m) {
                                              reinterpret_cast<Count*>(out));
         },
         "indices"_a, "sizes"_a, "count"_a, "out"_a, Released());
+}
+
+// --- cuts.hpp -------------------------------------------------------------------------------------------
+
+// Bytes that are copied without the GIL: for fewer, letting it go and waiting for it takes longer than copying.
+constexpr Count kReleased = Count{1} << 18;
+
+void bind_cuts(nb::module_& m) {
+    namespace cuts = replaybank::cuts;
+    // False where an array is not contiguous or has other bytes than the slice, or the plan has other arrays; nothing
+    // has been copied then.
+    m.def("cut_slice", [](const std::vector<Count>& plan, const nb::list& arrays, Count place, Count length, Count start,
+                          Count steps, Count there, std::int32_t number, bool terminated) {
+        const cuts::Slice slice{place, length, start, steps, there};
+        bool good = slice.good() && static_cast<Count>(plan.size()) ==
+                                        cuts::kMarks + cuts::kEach * static_cast<Count>(arrays.size());
+        std::vector<Py_buffer> held;
+        held.reserve(arrays.size());
+        Count bytes = 0;
+        for (std::size_t i = 0; good && i < arrays.size(); ++i) {
+            Py_buffer view;
+            if (PyObject_GetBuffer(arrays[i].ptr(), &view, PyBUF_SIMPLE) != 0) {
+                PyErr_Clear();
+                good = false;
+                break;
+            }
+            held.push_back(view);
+            const auto* array = plan.data() + cuts::kMarks + cuts::kEach * static_cast<Count>(i);
+            good = static_cast<Count>(view.len) == cuts::wanted(array, slice) * array[2];
+            bytes += static_cast<Count>(view.len);
+        }
+        const auto copy = [&] {
+            const auto* array = plan.data() + cuts::kMarks;
+            for (const auto& view : held) {
+                cuts::copy(array, slice, view.buf);
+                array += cuts::kEach;
+            }
+            cuts::mark(plan.data(), slice, number, terminated);
+        };
+        if (good && bytes >= kReleased) {
+            nb::gil_scoped_release released;
+            copy();
+        } else if (good) {
+            copy();
+        }
+        for (auto& view : held) PyBuffer_Release(&view);
+        return good;
+    });
 }
 
 // --- memory.hpp -----------------------------------------------------------------------------------------
@@ -274,12 +326,14 @@ void bind_sum_tree(nb::module_& m) {
        "items"_a, "weights"_a, "importance"_a, "stamps"_a, Released());
 }
 
-// --- tfrecord.hpp ---------------------------------------------------------------------------------------
+// --- tfrecord.hpp, example_values.hpp -------------------------------------------------------------------
 
 namespace tfr = replaybank::tfrecord;
 
 // Releasing the GIL costs more than walking a small payload, and far more when another thread takes it.
 constexpr std::size_t kReleaseAbove = std::size_t{1} << 18;
+
+constexpr std::int64_t kRowsAtOnce = 64;
 
 // Payloads are `bytes`: immutable and held by the caller for as long as the call lasts.
 struct Payload {
@@ -288,10 +342,43 @@ struct Payload {
     std::size_t size;
 };
 
+// An array to write to gives its address and size by the buffer protocol: asked of NumPy they cost a microsecond.
+struct Room {
+    explicit Room(const nb::object& array) {
+        if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
+        data = static_cast<tfr::Byte*>(view.buf);
+        size = static_cast<std::size_t>(view.len);
+    }
+    ~Room() { PyBuffer_Release(&view); }
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    Py_buffer view{};
+    tfr::Byte* data;
+    std::size_t size;
+};
+
 void bind_tfrecord(nb::module_& m) {
-    m.def("scan_records", [](const nb::bytes& block, std::size_t start, std::uintptr_t rows, std::size_t capacity) {
-        const Payload from(block);
-        return tfr::scan_records(from.data, from.size, start, at<std::int64_t>(rows), capacity);
+    // The whole records at the beginning of `size` bytes of a buffer, each as (eight bytes of length, payload, CRC of
+    // the length, CRC of the payload).
+    m.def("cut_records", [](const nb::bytearray& from, std::size_t size) {
+        const auto* data = static_cast<const tfr::Byte*>(from.data());
+        size = std::min(size, from.size());
+        std::int64_t rows[kRowsAtOnce * tfr::kRecordColumns];
+        nb::list records;
+        std::size_t at = 0;
+        std::int64_t count = kRowsAtOnce;
+        while (count == kRowsAtOnce) {
+            count = tfr::scan_records(data, size, at, rows, kRowsAtOnce);
+            for (std::int64_t i = 0; i < count; ++i) {
+                const std::int64_t* row = rows + i * static_cast<std::int64_t>(tfr::kRecordColumns);
+                const auto* record = data + row[0];
+                const auto length = static_cast<std::size_t>(row[1]);
+                records.append(nb::make_tuple(nb::bytes(record, tfr::kLengthSize),
+                                              nb::bytes(record + tfr::kHeaderSize, length), row[2], row[3]));
+                at = static_cast<std::size_t>(row[0]) + tfr::kHeaderSize + length + tfr::kFooterSize;
+            }
+        }
+        return records;
     });
     m.def("index_example", [](const nb::bytes& payload, std::uintptr_t rows, std::size_t capacity) {
         const Payload from(payload);
@@ -308,20 +395,41 @@ void bind_tfrecord(nb::module_& m) {
         return tfr::match_example(from.data, from.size, wanted, at<std::int64_t>(rows));
     });
     m.def("decode_numbers", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, int dtype,
-                               std::uintptr_t out, std::size_t count) {
+                               const nb::object& out, std::size_t count) {
         const Payload from(payload);
+        const Room room(out);
+        const std::size_t item = tfr::item_size(dtype);
+        if (item == 0 || count > room.size / item) return tfr::kMismatch;
         std::optional<nb::gil_scoped_release> released;
         if (length > static_cast<std::int64_t>(kReleaseAbove)) released.emplace();
-        return tfr::decode_numbers(from.data, from.size, offset, length, dtype, at<void>(out), count);
+        return tfr::decode_numbers(from.data, from.size, offset, length, dtype, room.data, count);
     });
-    m.def("decode_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, std::uintptr_t out,
+    m.def("decode_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length, const nb::object& out,
                              std::size_t count) {
         const Payload from(payload);
-        return tfr::decode_bytes(from.data, from.size, offset, length, at<std::int64_t>(out), count);
+        const Room room(out);
+        if (count > room.size / (2 * sizeof(std::int64_t))) return tfr::kMismatch;
+        return tfr::decode_bytes(from.data, from.size, offset, length, reinterpret_cast<std::int64_t*>(room.data), count);
     });
-    m.def("same_bytes", [](const nb::bytes& payload, std::uintptr_t spans, std::size_t count) {
+    m.def("same_bytes", [](const nb::bytes& payload, std::int64_t offset, std::int64_t length,
+                           std::size_t count) -> std::optional<nb::bytes> {
         const Payload from(payload);
-        return tfr::same_bytes(from.data, from.size, at<const std::int64_t>(spans), count);
+        const tfr::Span found = tfr::same_bytes(from.data, from.size, offset, length, count);
+        if (found.at == nullptr) return std::nullopt;
+        return nb::bytes(found.at, found.size());
+    });
+    m.def("lay_numbers", [](Address rows, Address columns, std::size_t count, Address places) {
+        return tfr::lay_numbers(at<const std::int64_t>(rows), at<const tfr::Column>(columns), count,
+                                at<std::int64_t>(places));
+    });
+    m.def("fill_numbers", [](const nb::bytes& payload, Address rows, Address columns, std::size_t count,
+                             Address places, const nb::object& out) {
+        const Payload from(payload);
+        const Room room(out);
+        std::optional<nb::gil_scoped_release> released;
+        if (room.size > kReleaseAbove) released.emplace();
+        return tfr::fill_numbers(from.data, from.size, at<const std::int64_t>(rows), at<const tfr::Column>(columns),
+                                 count, at<const std::int64_t>(places), room.data, room.size);
     });
 }
 
@@ -523,6 +631,7 @@ void bind_trajectory_index(nb::module_& m) {
 NB_MODULE(_native, m) {
     m.doc() = "Compiled kernels over raw arrays.";
     bind_gather(m);
+    bind_cuts(m);
     bind_memory(m);
     bind_blocks(m);
     replaybank::bind_channels(m);

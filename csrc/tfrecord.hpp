@@ -5,9 +5,8 @@
 //   scan_records    which whole records lie in a block of a file              O(records)
 //   index_example   every feature of a payload: name, kind, count, place      O(payload)
 //   match_example   the same for a known set of names, in their order         O(payload + features log names)
-//   decode_numbers  one float or int64 feature into an array of some dtype    O(its bytes)
-//   decode_bytes    one bytes feature as (offset, length) pairs               O(its entries)
-//   same_bytes      whether the strings of such pairs are all the same        O(their bytes)
+//
+// The values of what was found are read by example_values.hpp.
 //
 // All are pure functions, allocate nothing, and never read outside [data, data + size) or write more than
 // the room they are told of, whatever the bytes say: tests/datasets/openx/sources/test_example.py mutates
@@ -27,8 +26,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
-#include <type_traits>
 
 namespace replaybank::tfrecord {
 
@@ -37,6 +34,7 @@ using Byte = std::uint8_t;
 // ---------------------------------------------------------------------------------------------- framing
 
 // Eight bytes of length, four of their checksum before the payload; four of the payload's behind it.
+constexpr std::uint64_t kLengthSize = 8;
 constexpr std::uint64_t kHeaderSize = 12;
 constexpr std::uint64_t kFooterSize = 4;
 // int64 columns of a row: record offset in the block, payload length, CRC of the length, CRC of the payload.
@@ -92,6 +90,10 @@ struct Span {
 
 // Ten bytes at most; bits beyond the 64th are dropped, as protobuf does. On failure `from.at` stays.
 inline bool read_varint(Span& from, std::uint64_t& value) {
+    if (from.at != from.end && *from.at < 0x80U) {  // nearly all of them
+        value = *from.at++;
+        return true;
+    }
     std::uint64_t result = 0;
     const Byte* at = from.at;
     for (unsigned shift = 0; shift < 70; shift += 7) {
@@ -238,6 +240,14 @@ inline bool each_entry(Span payload, const Byte*& bad, Visit visit) {
     });
 }
 
+// Whether eight varints of a byte each come next: true of nearly all flags and small numbers.
+inline bool eight_small(Span from) {
+    if (from.size() < 8) return false;
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, from.at, sizeof bytes);
+    return (bytes & 0x8080808080808080U) == 0;
+}
+
 // Counts values and checks that all of them can be decoded.
 struct Counter {
     std::int64_t kind = kNone;
@@ -264,7 +274,10 @@ struct Counter {
         unsigned run = 0;
         std::int64_t found = 0;
         for (const Byte* at = packed.at; at != packed.end; ++at) {
-            if (*at < 0x80U) {
+            if (run == 0 && eight_small(Span{at, packed.end})) {
+                found += 8;
+                at += 7;
+            } else if (*at < 0x80U) {
                 ++found;
                 run = 0;
             } else if (++run == 10) {
@@ -365,244 +378,6 @@ inline std::int64_t match_example(const Byte* data, std::size_t size, const Name
         return true;
     });
     return good ? others : malformed(data, bad);
-}
-
-// ---------------------------------------------------------------------------------------------- decoding
-
-// Round to nearest, ties to even; too large becomes infinity, NaN stays NaN with its top payload bits.
-inline std::uint16_t half_bits(float value) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
-    const std::uint32_t magnitude = bits & 0x7fffffffU;
-    if (magnitude > 0x7f800000U) {
-        const std::uint32_t payload = (magnitude >> 13) & 0x3ffU;
-        return static_cast<std::uint16_t>(sign | 0x7c00U | (payload != 0 ? payload : 1U));
-    }
-    if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);
-    if (magnitude < 0x33000000U) return sign;  // below half of the smallest half
-    if (magnitude < 0x38800000U) {             // subnormal half
-        const std::uint32_t shift = 126U - (magnitude >> 23);
-        const std::uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
-        const std::uint32_t kept = mantissa >> shift;
-        const std::uint32_t rest = mantissa & ((1U << shift) - 1U);
-        const std::uint32_t tie = 1U << (shift - 1U);
-        return static_cast<std::uint16_t>(sign | (kept + (rest > tie || (rest == tie && (kept & 1U) != 0) ? 1U : 0U)));
-    }
-    const std::uint32_t rebiased = magnitude - 0x38000000U;
-    const std::uint32_t rounded = rebiased + 0xfffU + ((rebiased >> 13) & 1U);
-    return static_cast<std::uint16_t>(sign | (rounded >> 13));
-}
-
-struct Half {
-    std::uint16_t bits;
-};
-
-template <class T>
-inline T from_float(float value) {
-    if constexpr (std::is_same_v<T, Half>) {
-        return Half{half_bits(value)};
-    } else {
-        return static_cast<T>(value);
-    }
-}
-
-// Results of decode_numbers below zero.
-constexpr std::int64_t kMismatch = std::numeric_limits<std::int64_t>::min();  // not what the index said
-
-// Shared by the sinks that write: never more than `room` values; whatever a switch of kinds drops is undone.
-template <class T>
-struct Writer {
-    T* out;
-    std::size_t room;
-    std::int64_t wanted;
-    std::size_t count = 0;
-    bool active = false;
-    bool overflow = false;
-    std::int64_t unfit = -1;  // position of the first value that T cannot hold
-
-    void begin(std::int64_t kind) {
-        active = kind == wanted;
-        count = 0;
-        overflow = false;
-        unfit = -1;
-    }
-    void put(T value) {
-        if (count < room) {
-            out[count] = value;
-        } else {
-            overflow = true;
-        }
-        ++count;
-    }
-    bool bytes(Span) { return true; }
-    bool floats(Span) { return true; }
-    bool ints(Span) { return true; }
-    bool integer(std::uint64_t) { return true; }
-
-    std::int64_t status() const {
-        if (!active || overflow || count != room) return kMismatch;
-        return unfit >= 0 ? -1 - unfit : static_cast<std::int64_t>(count);
-    }
-};
-
-template <class T>
-struct FloatWriter : Writer<T> {
-    bool floats(Span packed) {
-        const std::size_t values = packed.size() / 4;
-        if (values > this->room - (this->count < this->room ? this->count : this->room)) {
-            this->overflow = true;
-            return true;
-        }
-        if constexpr (std::is_same_v<T, float>) {
-            if (values != 0) std::memcpy(this->out + this->count, packed.at, values * sizeof(float));
-            this->count += values;
-        } else {
-            for (std::size_t i = 0; i < values; ++i) {
-                float value = 0;
-                std::memcpy(&value, packed.at + 4 * i, sizeof value);
-                this->put(from_float<T>(value));
-            }
-        }
-        return true;
-    }
-};
-
-template <class T>
-struct IntWriter : Writer<T> {
-    bool integer(std::uint64_t raw) {
-        if constexpr (std::is_same_v<T, bool>) {
-            this->put(raw != 0);
-        } else {
-            // uint64 values above 2^63 are stored as the negative number with the same bits.
-            const auto value = static_cast<std::int64_t>(raw);
-            if constexpr (sizeof(T) < 8) {
-                if ((value < static_cast<std::int64_t>(std::numeric_limits<T>::min()) ||
-                     value > static_cast<std::int64_t>(std::numeric_limits<T>::max())) &&
-                    this->unfit < 0) {
-                    this->unfit = static_cast<std::int64_t>(this->count);
-                }
-            }
-            this->put(static_cast<T>(raw));
-        }
-        return true;
-    }
-    bool ints(Span packed) {
-        while (packed.at != packed.end) {
-            std::uint64_t value = *packed.at;
-            if (value < 0x80U) {
-                ++packed.at;
-            } else if (!read_varint(packed, value)) {
-                return false;
-            }
-            integer(value);
-        }
-        return true;
-    }
-};
-
-struct BytesWriter : Writer<std::int64_t> {
-    const Byte* data = nullptr;
-
-    bool bytes(Span value) {
-        if (2 * count + 1 < room) {
-            out[2 * count] = value.at - data;
-            out[2 * count + 1] = static_cast<std::int64_t>(value.size());
-        } else {
-            overflow = true;
-        }
-        ++count;
-        return true;
-    }
-};
-
-template <class Sink>
-inline bool run(Span entry, Sink& sink) {
-    const Byte* bad = nullptr;
-    Span name{};
-    return walk_entry(entry, name, sink, bad);
-}
-
-// Whether `count` byte strings, (offset, length) each as decode_bytes gives them, are all the same bytes.
-inline bool same_bytes(const Byte* data, std::size_t size, const std::int64_t* spans, std::size_t count) {
-    const auto inside = [size](const std::int64_t* span) {
-        const auto whole = static_cast<std::uint64_t>(size);
-        const auto first = static_cast<std::uint64_t>(span[0]);
-        return first <= whole && static_cast<std::uint64_t>(span[1]) <= whole - first;
-    };
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::int64_t* const span = spans + 2 * i;
-        if (!inside(span) || span[1] != spans[1]) return false;
-        if (span[1] != 0 && std::memcmp(data + span[0], data + spans[0], static_cast<std::size_t>(span[1])) != 0)
-            return false;
-    }
-    return true;
-}
-
-// Codes of the dtypes that decode_numbers writes; src/replaybank/datasets/openx/sources/example.py has them too.
-enum Dtype : int {
-    kBool = 0, kInt8, kInt16, kInt32, kInt64, kUint8, kUint16, kUint32, kUint64, kFloat16, kFloat32, kFloat64
-};
-
-template <class T>
-inline std::int64_t decode_floats(Span entry, void* out, std::size_t count) {
-    FloatWriter<T> sink;
-    sink.out = static_cast<T*>(out);
-    sink.room = count;
-    sink.wanted = kFloatList;
-    return run(entry, sink) ? sink.status() : kMismatch;
-}
-
-template <class T>
-inline std::int64_t decode_ints(Span entry, void* out, std::size_t count) {
-    IntWriter<T> sink;
-    sink.out = static_cast<T*>(out);
-    sink.room = count;
-    sink.wanted = kInt64List;
-    return run(entry, sink) ? sink.status() : kMismatch;
-}
-
-// Decodes the entry at [offset, offset + length) of a payload, as index_example or match_example gave it, into
-// `count` values of `dtype`: floats from a float list, bool and ints from an int64 list. Returns `count`;
-// -1 - i if value i does not fit the dtype (the rest is written); kMismatch if the arguments do not belong
-// to the payload.
-inline std::int64_t decode_numbers(const Byte* data, std::size_t size, std::int64_t offset, std::int64_t length,
-                                   int dtype, void* out, std::size_t count) {
-    const auto whole = static_cast<std::uint64_t>(size);
-    const auto first = static_cast<std::uint64_t>(offset);
-    if (first > whole || static_cast<std::uint64_t>(length) > whole - first) return kMismatch;
-    const Span entry{data + offset, data + offset + length};
-    switch (dtype) {
-        case kBool: return decode_ints<bool>(entry, out, count);
-        case kInt8: return decode_ints<std::int8_t>(entry, out, count);
-        case kInt16: return decode_ints<std::int16_t>(entry, out, count);
-        case kInt32: return decode_ints<std::int32_t>(entry, out, count);
-        case kInt64: return decode_ints<std::int64_t>(entry, out, count);
-        case kUint8: return decode_ints<std::uint8_t>(entry, out, count);
-        case kUint16: return decode_ints<std::uint16_t>(entry, out, count);
-        case kUint32: return decode_ints<std::uint32_t>(entry, out, count);
-        case kUint64: return decode_ints<std::uint64_t>(entry, out, count);
-        case kFloat16: return decode_floats<Half>(entry, out, count);
-        case kFloat32: return decode_floats<float>(entry, out, count);
-        case kFloat64: return decode_floats<double>(entry, out, count);
-        default: return kMismatch;
-    }
-}
-
-// Writes (offset in the payload, length) of each of `count` byte strings: int64 [count, 2]. Returns `count` or
-// kMismatch.
-inline std::int64_t decode_bytes(const Byte* data, std::size_t size, std::int64_t offset, std::int64_t length,
-                                 std::int64_t* out, std::size_t count) {
-    const auto whole = static_cast<std::uint64_t>(size);
-    const auto first = static_cast<std::uint64_t>(offset);
-    if (first > whole || static_cast<std::uint64_t>(length) > whole - first) return kMismatch;
-    BytesWriter sink;
-    sink.out = out;
-    sink.room = 2 * count;
-    sink.wanted = kBytesList;
-    sink.data = data;
-    if (!run(Span{data + offset, data + offset + length}, sink)) return kMismatch;
-    return sink.active && !sink.overflow && sink.count == count ? static_cast<std::int64_t>(count) : kMismatch;
 }
 
 }  // namespace replaybank::tfrecord

@@ -6,13 +6,20 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# --- csrc/tfrecord.hpp says what each returns; `rows`, `offsets` and `out` are addresses.
-def scan_records(block: bytes, start: int, rows: int, capacity: int) -> int: ...
+# --- csrc/tfrecord.hpp and example_values.hpp say what each returns; `rows`, `offsets`, `columns`,
+# `places` are addresses, `out` is an array.
+def cut_records(block: bytearray, size: int) -> list[tuple[bytes, bytes, int, int]]: ...
 def index_example(payload: bytes, rows: int, capacity: int) -> int: ...
 def match_example(payload: bytes, names: bytes, offsets: int, count: int, rows: int) -> int: ...
-def decode_numbers(payload: bytes, offset: int, length: int, dtype: int, out: int, count: int) -> int: ...
-def decode_bytes(payload: bytes, offset: int, length: int, out: int, count: int) -> int: ...
-def same_bytes(payload: bytes, spans: int, count: int) -> bool: ...
+def decode_numbers(
+    payload: bytes, offset: int, length: int, dtype: int, out: npt.NDArray[Any], count: int
+) -> int: ...
+def decode_bytes(payload: bytes, offset: int, length: int, out: npt.NDArray[Any], count: int) -> int: ...
+def same_bytes(payload: bytes, offset: int, length: int, count: int) -> bytes | None: ...
+def lay_numbers(rows: int, columns: int, count: int, places: int) -> int: ...
+def fill_numbers(
+    payload: bytes, rows: int, columns: int, count: int, places: int, out: npt.NDArray[Any]
+) -> int: ...
 
 # --- csrc/gather.hpp: -1 is success, a value >= 0 the position of the first bad index, -2 an overlap ---
 
@@ -40,6 +47,21 @@ def scatter_channels(
     after: Array | None,
     swapped: bool,
     passing: bool,
+) -> bool: ...
+
+# --- csrc/cuts.hpp ---
+
+def cut_slice(
+    plan: list[int],
+    arrays: list[Any],
+    place: int,
+    length: int,
+    start: int,
+    steps: int,
+    there: int,
+    number: int,
+    terminated: bool,
+    /,
 ) -> bool: ...
 
 # --- csrc/memory.hpp ---

@@ -72,6 +72,24 @@ def read_file(data: bytes) -> Iterator[RawRecord]:
         at += 16 + length
 
 
+def cut(block: bytes) -> list[tuple[bytes, bytes, int, int]]:
+    """The whole records at the beginning of a block: length, payload and the two stored CRCs, unchecked."""
+
+    def unmasked(stored: bytes) -> int:
+        rotated = (int.from_bytes(stored, "little") - MASK_DELTA) & WORD
+        return ((rotated >> 17) | (rotated << 15)) & WORD
+
+    records = []
+    while len(block) >= 16:
+        length = int.from_bytes(block[:8], "little")
+        if len(block) < length + 16:
+            break
+        payload, behind = block[12 : 12 + length], block[12 + length :]
+        records.append((block[:8], payload, unmasked(block[8:12]), unmasked(behind[:4])))
+        block = behind[4:]
+    return records
+
+
 def frame(payload: bytes) -> bytes:
     header = struct.pack("<Q", len(payload))
     return header + struct.pack("<I", masked_crc(header)) + payload + struct.pack("<I", masked_crc(payload))
@@ -190,6 +208,30 @@ def parse_example(payload: bytes) -> dict[str, Feature]:
             name, feature = read_entry(entry)
             features[name] = feature
     return features
+
+
+class Laid(NamedTuple):
+    """Where the numbers of an episode lie in one buffer: what ``lay_numbers`` gives."""
+
+    status: int
+    places: list[int]
+
+
+def lay_numbers(rows: list[list[int]], columns: list[tuple[int, int, int, int]], sizes: list[int]) -> Laid:
+    """By entries ``[kind, count, ...]`` and columns (row, kind, numbers a step, code); ``sizes`` by code."""
+    steps, end, places = 0, 0, []
+    for number, (row, kind, per_step, code) in enumerate(columns):
+        found, count = rows[row][:2]
+        if per_step and not count:
+            places.append(-1)
+            continue
+        if per_step:
+            if found != kind or count % per_step or steps not in (0, count // per_step):
+                return Laid(-1 - number, places)
+            steps = count // per_step
+        places.append(end)
+        end += (count * sizes[code] + 15) // 16 * 16
+    return Laid(steps, [*places, end])
 
 
 def read_entry(entry: bytes) -> tuple[str, Feature]:

@@ -147,6 +147,79 @@ def test_what_is_ready_is_prepared_again_in_another_way() -> None:
     ahead.close()
 
 
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("more", [0, 4, 200])
+def test_asking_for_several_gives_the_same_items(threads: int, more: int) -> None:
+    ahead = line(range(100), depth=5, threads=threads)
+    assert [ahead.next(more) for _ in range(101)] == [(n, -n) for n in range(100)] + [None]
+    assert ahead.next(more) is None
+    ahead.close()
+
+
+def test_asking_for_several_waits_for_none_that_does_not_come() -> None:
+    blocked = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        blocked.wait()
+        raise OSError("gone")
+
+    ahead = line(items(), prepare=lambda n: 1 // (n - 1))
+    with pytest.raises(ZeroDivisionError):
+        ahead.next(9)
+    assert ahead.next(8) == (2, 1)
+    blocked.set()
+    with pytest.raises(OSError, match="gone"):
+        ahead.next(7)
+    ahead.close()
+
+
+def test_an_error_among_several_comes_in_its_place() -> None:
+    ahead = line([1, 0, 2], prepare=lambda n: 1 / n, threads=1)
+    assert ahead.next(2) == (1, 1.0)
+    with pytest.raises(ZeroDivisionError):
+        ahead.next(1)
+    assert ahead.next() == (2, 0.5)
+    ahead.close()
+
+
+def test_small_items_are_made_by_who_asks_for_them() -> None:
+    sizes = [1, 5, 2, 3, 9, 0]
+    ahead = line(sizes, prepare=lambda _: threading.current_thread(), size=lambda n: n, small=2, threads=2)
+    for size in sizes:
+        found = ahead.next()
+        assert found is not None
+        assert (found[1] is threading.current_thread()) == (size <= 2)
+    ahead.close()
+
+
+def test_closing_wakes_who_waits_for_a_result() -> None:
+    began, blocked = threading.Event(), threading.Event()
+
+    def prepare(_: int) -> None:
+        began.set()
+        blocked.wait()
+
+    ahead = line([1], prepare=prepare, threads=1)
+    errors = []
+
+    def read() -> None:
+        try:
+            ahead.next()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    began.wait()
+    closer = threading.Thread(target=ahead.close)
+    closer.start()
+    reader.join()
+    assert errors == ["This stream has been closed."]
+    blocked.set()
+    closer.join()
+
+
 # --- the dataset -------------------------------------------------------------------------------------------
 
 

@@ -12,21 +12,23 @@ import torch
 from memory_source import FIELDS, Frames, MemorySource, episode
 from replaybank.datasets.openx.nest import unnest
 from replaybank.datasets.openx.replay import OpenXExperienceReplay
-from replaybank.datasets.openx.slabs import Slabs
-from replaybank.datasets.openx.sources.base import Episode, FieldSpec
+from replaybank.datasets.openx.slabs import Entries, Slabs
+from replaybank.datasets.openx.sources.base import Episode, FieldSpec, Key
+from replaybank.datasets.openx.ted import ted_leaves
 from replaybank.demo.arm import write_arm_dataset
 from replaybank.storages.batch_memory import BatchMemory
 
 
 def test_slices_of_a_batch_share_its_tensors_and_those_of_others_do_not() -> None:
-    slabs = Slabs(5, 2, 3, BatchMemory())
+    fields: dict[Key, FieldSpec] = {("action",): FieldSpec("tensor", (2,), np.dtype("uint8"))}
+    slabs = Slabs(Entries(ted_leaves(fields), filled=False), 5, 2, 3, BatchMemory())
     (first, zero), (same, one), (other, again) = (slabs.place(number) for number in (5, 6, 7))
     assert same is first
     assert other is not first
     assert (zero, one, again) == (0, 1, 0)
     for place in (zero, one):
-        first.part(("x",), (2,), torch.uint8, place)[:] = place
-    assert first.tensors["x",].tolist() == [[0, 0]] * 3 + [[1, 1]] * 3
+        first.part(("action",), place)[:] = place
+    assert first.tensors["action",].tolist() == [[0, 0]] * 3 + [[1, 1]] * 3
     assert slabs.place(6)[0] is first
     slabs.done(7)
     assert slabs.place(6)[0] is not first

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
-from torch import Tensor
+from tensordict import NonTensorStack, TensorDict
 
 from replaybank.datasets.openx.nest import nest
 from replaybank.datasets.openx.options import Slicing
@@ -20,28 +18,27 @@ from replaybank.datasets.openx.planes import decode_planes
 from replaybank.datasets.openx.planning import torch_dtype
 from replaybank.datasets.openx.shuffle import below
 from replaybank.datasets.openx.skipping import good_episodes
-from replaybank.datasets.openx.slabs import Slab
+from replaybank.datasets.openx.slabs import MASK, NEXT_VALID, Entries, Slab, following, is_observed
 from replaybank.datasets.openx.sources.base import Column, EpisodeSource, Key
 from replaybank.datasets.openx.stream import Pick
 from replaybank.datasets.openx.ted import (
     EPISODE,
-    IS_INIT,
     NEXT_DONE,
+    NEXT_REWARD,
     NEXT_TRUNCATED,
     STEP,
     Leaf,
     check_shape,
+    is_terminated,
     select_images,
     settle_shapes,
+    sourced,
     ted_leaves,
-    to_ted,
 )
 from replaybank.errors import DataFormatError
-from replaybank.storages._tensordict import stack_of
+from replaybank.storages._tensordict import data_of, stack_of
 from replaybank.storages.batch_memory import BatchMemory
 
-NEXT_VALID: Key = ("next", "valid")
-MASK: Key = ("mask",)
 ENTRY_MASK = "entry_mask"
 """Where ``("mask", *key)`` goes in a padded batch, whose own mask has that name."""
 SHAPES_SEEN = 64
@@ -49,8 +46,6 @@ SHAPES_SEEN = 64
 FILLED_STEP = -1
 """Number of a step that is none."""
 
-_FLAGS = (("done",), ("terminated",), ("truncated",))
-_ENDS = (NEXT_DONE, NEXT_TRUNCATED)
 _START = 3  # what a random number is for, beside those of the stream
 
 
@@ -94,29 +89,27 @@ def _settled(leaves: Mapping[Key, Leaf]) -> bool:
     return all(-1 not in leaf.shape for leaf in leaves.values())
 
 
-Columns: TypeAlias = "dict[Key, npt.NDArray[Any] | list[str]]"
-"""An array ``[T, ...]``, or ``T`` strings, for each entry."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Some consecutive steps of one episode.
+class Cut(NamedTuple):
+    """Some consecutive steps of one episode, in the memory of a batch.
 
     Args:
-        columns: an array ``[T, ...]``, or ``T`` strings, for each entry of a batch.
-        length: number of steps ``T``.
+        slab: that memory; of a slice that goes with no others, its own.
+        place: of the slice in it.
+        steps: how many are real; the others, behind, are filled.
+        texts: ``slab.length`` strings for each entry of text.
         missing: leaves that the episode lacks.
-        steps: how many of them are real; the others, behind, are filled.
-        slab: where the frames lie, if in the memory of a batch.
-        place: of the slice in that batch.
     """
 
-    columns: Columns
-    length: int
-    missing: frozenset[Key]
+    slab: Slab
+    place: int
     steps: int
-    slab: Slab | None = None
-    place: int = 0
+    texts: dict[Key, list[str]]
+    missing: frozenset[Key]
+
+    @property
+    def length(self) -> int:
+        """Number of steps, filled ones included."""
+        return self.slab.length
 
 
 class Cutter:
@@ -139,14 +132,25 @@ class Cutter:
         self.name = name
         self.seed = seed
         self.slicing = slicing
-        self._texts = frozenset(key for key, leaf in leaves.items() if leaf.kind == "text")
-        self._seen = frozenset(key for key in leaves if key[0] == "observation")
+        self.entries = Entries(leaves, filled=slicing.pad is not None)
+        """What a step of a slice has."""
         self.memory = BatchMemory()
-        """Of the frames: those of a batch that is gone serve another one."""
+        """Of large tensors: those of a batch that is gone serve another one."""
+        # Without the entries that the kernel makes.
+        self._sourced = {
+            key: leaf for key, leaf in leaves.items() if leaf.source is not None or key == NEXT_REWARD
+        }
+        self._texts = [key for key, leaf in leaves.items() if leaf.dtype is None]
+        self._images = [leaf for leaf in leaves.values() if leaf.kind == "image"]
         self._step_bytes = sum(
-            self._bytes(leaf) * (2 if key in self._seen else 1) for key, leaf in leaves.items()
+            self._bytes(leaf) * (2 if is_observed(key) else 1) for key, leaf in leaves.items()
         )
         self._fill = {} if slicing.pad is None else {key: self._filling(leaves[key]) for key in leaves}
+
+    @property
+    def decodes(self) -> bool:
+        """Whether frames have to be decoded."""
+        return bool(self._images)
 
     @staticmethod
     def _bytes(leaf: Leaf) -> int:
@@ -175,124 +179,99 @@ class Cutter:
         return self._step_bytes * (pick.episode.length if length is None else length)
 
     def cut(self, pick: Pick, length: int | None, slab: Slab | None = None, place: int = 0) -> Cut:
-        """A slice of an episode, or all of it. O(steps of the slice; numbers of the whole episode).
+        """A slice of an episode, or all of it. O(bytes of the slice, fields of the episode).
 
         Args:
             pick: the episode.
             length: steps wanted; None: all. Where the slice starts depends on the seed, the epoch and the
                 number of the episode, each start as likely as any other.
-            slab: memory of a batch of such slices, where the frames go if the slice has that length.
+            slab: memory of a batch of such slices, where it goes if it has that length.
             place: of the slice in it.
 
         Raises:
             RuntimeError: the episode is too short, and nothing was said of what to do then.
             DataFormatError: it is not what the dataset declares, or a frame cannot be decoded.
         """
-        there = pick.episode.length
+        episode, number = pick.episode, pick.number
+        there = episode.length
         start, steps = 0, there
         if length is not None and there >= length:
-            start = below(there - length + 1, _START, self.seed, pick.epoch, pick.number)
+            start = below(there - length + 1, _START, self.seed, pick.epoch, number)
             steps = length
         elif length is not None and self.slicing.pad is None and self.slicing.strict_length:
             raise RuntimeError(
-                f"{self.name}: episode {pick.number} ({pick.episode.where}) has {there} steps, a slice has "
+                f"{self.name}: episode {number} ({episode.where}) has {there} steps, a slice has "
                 f"{length}: pass pad= to fill it up, strict_length=False to have it as it is, or ask for "
                 "shorter slices"
             )
-        ted = to_ted(pick.episode, self.leaves, pick.number, self.name)
-        if slab is not None and steps != slab.length:
-            slab = None
-        columns: Columns = {}
-        for key, leaf in self.leaves.items():
-            column = ted.columns[key]
-            if key in self._seen:
-                self._observe(columns, leaf, column, start, steps, there, slab, place)
-            elif isinstance(column, list):
-                columns[key] = column[start : start + steps]
-            elif isinstance(column, np.ndarray):
-                columns[key] = np.array(column[start : start + steps], dtype=leaf.dtype, order="C")
-            else:
-                columns[key] = here = self._room(key, leaf, steps, slab, place)
-                decode_planes(column, start, here, check=partial(check_shape, leaf, where=self.name))
-        self.mark(columns, steps)
-        missing = frozenset(key for key in ted.missing if key in self.leaves)
-        wanted = steps if length is None else length
+        wanted = steps if length is None or self.slicing.pad is None else length
+        columns, missing = sourced(episode, self._sourced, number, self.name)
+        if slab is None or slab.length != wanted:
+            slab, place = Slab(self.entries, 1, wanted, self.memory), 0
+        stop = start + steps
+        after = min(stop + 1, there)
+        arrays: list[npt.NDArray[Any]] = []
+        for key, dtype, observed, _ in self.entries.numbers:
+            array: Any = columns[key][start : after if observed else stop]  # type: ignore[index]
+            if array.dtype != dtype or not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array, dtype)
+            arrays.append(array)
+        if not slab.write(
+            place,
+            arrays,
+            start=start,
+            steps=steps,
+            there=there,
+            number=number,
+            terminated=is_terminated(episode, self.leaves),
+        ):
+            raise DataFormatError(
+                f"{self.name}: episode {number} ({episode.where}) has {there} steps, and fields of other "
+                f"lengths: { {'/'.join(key): len(column) for key, column in columns.items()} }"
+            )
+        texts = {}
+        for key in self._texts:
+            strings: list[str] = columns[key]  # type: ignore[assignment]
+            texts[key] = strings[start:stop]
+            if is_observed(key):
+                texts[following(key)] = strings[start + 1 : after] + [""] * (stop + 1 - after)
+        for leaf in self._images:
+            self._decode(slab, place, leaf, columns[leaf.key], start, steps, there)
         if self.slicing.pad is not None:
-            columns = self._filled(columns, wanted - steps)
-        else:
-            wanted = steps
-        return Cut(columns, wanted, missing, steps, slab, place)
+            self._pad(slab, place, texts, steps, number)
+        return Cut(slab, place, steps, texts, missing)
 
-    def _room(self, key: Key, leaf: Leaf, steps: int, slab: Slab | None, place: int) -> npt.NDArray[Any]:
-        """Memory for the frames of a slice."""
-        dtype = torch_dtype(leaf)
-        if slab is not None:
-            return slab.part(key, leaf.shape, dtype, place)
-        found: npt.NDArray[Any] = self.memory.any_size((steps, *leaf.shape), dtype).numpy()
-        return found
-
-    def _observe(
-        self,
-        columns: Columns,
-        leaf: Leaf,
-        column: Column,
-        start: int,
-        steps: int,
-        there: int,
-        slab: Slab | None,
-        place: int,
+    def _decode(
+        self, slab: Slab, place: int, leaf: Leaf, column: Column, start: int, steps: int, there: int
     ) -> None:
-        """An entry of the observation, and of the next one, each frame decoded once."""
-        stop = min(start + steps + 1, there)
-        known = stop - start - 1
-        following = ("next", *leaf.key)
-        if isinstance(column, list):
-            texts = column[start:stop]
-            columns[leaf.key] = texts[:steps]
-            columns[following] = texts[1:] + [""] * (steps - known)
-            return
-        if isinstance(column, np.ndarray):
-            columns[leaf.key] = np.array(column[start : start + steps], dtype=leaf.dtype, order="C")
-            after = np.empty((steps, *column.shape[1:]), leaf.dtype)
-            after[:known] = column[start + 1 : stop]
+        """The frames of a camera, those of the next observation too, each decoded once."""
+        observed = is_observed(leaf.key)
+        here = slab.part(leaf.key, place)[:steps]
+        after = slab.part(following(leaf.key), place)[:steps] if observed else None
+        known = min(steps, there - start - 1)
+        if isinstance(column, np.ndarray):  # zeros: the episode lacks the camera
+            here[...] = column[start : start + steps]
+            if after is not None:
+                after[:known] = column[start + 1 : start + 1 + known]
         else:
-            columns[leaf.key] = here = self._room(leaf.key, leaf, steps, slab, place)
-            after = self._room(following, leaf, steps, slab, place)
             check = partial(check_shape, leaf, where=self.name)
-            decode_planes(column, start, here, after[:known], check=check)
-        after[known:] = 0
-        columns[following] = after
+            assert not isinstance(column, list)
+            decode_planes(column, start, here, None if after is None else after[:known], check=check)
+        if after is not None:
+            after[known:] = 0
 
-    @staticmethod
-    def mark(columns: Columns, steps: int) -> None:
-        """The entries that no file has: what a step starts from is never final, and a slice ends."""
-        done = columns[NEXT_DONE]
-        assert isinstance(done, np.ndarray)
-        columns[NEXT_VALID] = ~done
-        for flag in _FLAGS:
-            columns[flag] = np.zeros((steps, 1), np.bool_)
-        for end in _ENDS:
-            ends = columns[end]
-            assert isinstance(ends, np.ndarray)
-            ends[-1] = True
-
-    def _filled(self, columns: Columns, count: int) -> Columns:
-        """The same with ``count`` steps behind that are none, and a mask that says so."""
-        if not count:
-            return {**columns, MASK: np.ones(len(columns[IS_INIT]), np.bool_)}
-        filled: Columns = {}
-        for key, column in columns.items():
-            value = self._fill.get(key[1:] if key[0] == "next" else key, self._fill.get(key, False))
-            if isinstance(column, list):
-                filled[key] = column + [value] * count
-                continue
-            if key == EPISODE:
-                value = int(column[0])  # filled steps stay with their trajectory
-            more = np.full((count, *column.shape[1:]), value, column.dtype)
-            filled[key] = np.concatenate([column, more])
-        steps = len(columns[IS_INIT])
-        filled[MASK] = np.arange(steps + count) < steps
-        return filled
+    def _pad(self, slab: Slab, place: int, texts: dict[Key, list[str]], steps: int, number: int) -> None:
+        """Fill what lies behind the steps of a slice, and say in its mask that it does."""
+        slab.part(MASK, place)[:] = np.arange(slab.length) < steps
+        if steps == slab.length:
+            return
+        for key in texts:
+            texts[key] += [""] * (slab.length - steps)
+        for key in slab.tensors:
+            if key != MASK:
+                value = self._fill.get(key[1:] if key[0] == "next" else key, self._fill.get(key, False))
+                # Filled steps stay with their trajectory.
+                slab.part(key, place)[steps:] = number if key == EPISODE else value
 
 
 def join(cuts: Sequence[Cut]) -> TensorDict:
@@ -304,35 +283,28 @@ def join(cuts: Sequence[Cut]) -> TensorDict:
     Args:
         cuts: of one dataset, at least one.
     """
+    first = cuts[0]
+    slab = first.slab
+    keys = slab.entries.keys
+    if all(cut.slab is slab and cut.place == k for k, cut in enumerate(cuts)):
+        steps = len(cuts) * slab.length
+        whole = len(cuts) == slab.count
+        tensors = slab.tensors if whole else {key: t[:steps].clone() for key, t in slab.tensors.items()}
+    else:
+        steps = sum(cut.length for cut in cuts)
+        tensors = {
+            key: torch.from_numpy(np.concatenate([cut.slab.part(key, cut.place) for cut in cuts]))
+            for key in slab.tensors
+        }
     entries: dict[Key, Any] = {}
-    together = _together(cuts)
-    for key, first in cuts[0].columns.items():
-        if key in together:
-            entries[key] = together[key]
-        elif isinstance(first, list):
-            entries[key] = texts([text for cut in cuts for text in cut.columns[key]])
-        elif len(cuts) == 1:
-            entries[key] = torch.from_numpy(first)
-        else:
-            entries[key] = torch.from_numpy(np.concatenate([cut.columns[key] for cut in cuts]))
+    for key in keys:
+        strings = first.texts.get(key)
+        entries[key] = tensors[key] if strings is None else texts([s for cut in cuts for s in cut.texts[key]])
     lacking = frozenset[Key]().union(*(cut.missing for cut in cuts))
     for key in sorted(lacking):
         there = [torch.full((cut.length,), key not in cut.missing) for cut in cuts]
         entries[(ENTRY_MASK if MASK in entries else "mask", *key)] = torch.cat(there)
-    return nest(entries, torch.Size((sum(cut.length for cut in cuts),)))
-
-
-def _together(cuts: Sequence[Cut]) -> dict[Key, Tensor]:
-    """The entries of a batch whose slices lie one behind the other in its memory already."""
-    slab = cuts[0].slab
-    if slab is None or any(cut.slab is not slab or cut.place != k for k, cut in enumerate(cuts)):
-        return {}
-    whole = len(cuts) == slab.count
-    return {
-        key: t if whole else t[: len(cuts) * slab.length]
-        for key, t in slab.tensors.items()
-        if all(slab.has(key, cut.columns[key], k) for k, cut in enumerate(cuts))
-    }
+    return nest(entries, torch.Size((steps,)))
 
 
 def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDict:
@@ -343,21 +315,21 @@ def example(leaves: Mapping[Key, Leaf], steps: int, *, filled: bool) -> TensorDi
         steps: how many.
         filled: with the mask of a padded slice.
     """
-    columns: Columns = {}
-    for key, leaf in leaves.items():
-        twice = [key, ("next", *key)] if key[0] == "observation" else [key]
-        for entry in twice:
-            if leaf.dtype is None:
-                columns[entry] = [""] * steps
-            else:
-                columns[entry] = np.zeros((steps, *leaf.shape), leaf.dtype)
-    Cutter.mark(columns, steps)
-    if filled:
-        columns[MASK] = np.ones(steps, np.bool_)
-    return join([Cut(columns, steps, frozenset(), steps)])
+    slab = Slab(Entries(leaves, filled=filled), 1, steps, BatchMemory())
+    for tensor in slab.tensors.values():
+        tensor.zero_()
+    for key in (NEXT_VALID, *([MASK] if filled else [])):
+        slab.tensors[key].fill_(True)
+    for key in (NEXT_DONE, NEXT_TRUNCATED):
+        slab.tensors[key][-1] = True
+    texts = {key: [""] * steps for key in slab.entries.keys if key not in slab.tensors}
+    return join([Cut(slab, 0, steps, texts, frozenset())])
 
 
 def texts(strings: Sequence[str]) -> NonTensorStack:
-    """Strings as an entry of a batch. One object a distinct text: each costs 5 microseconds."""
-    made = {text: NonTensorData(text) for text in set(strings)}
+    """Strings as an entry of a batch, at least one. One object a distinct text: each costs microseconds."""
+    first = strings[0]
+    if strings.count(first) == len(strings):  # most slices, and most episodes, repeat one instruction
+        return stack_of([data_of(first)] * len(strings))
+    made = {text: data_of(text) for text in set(strings)}
     return stack_of(list(map(made.__getitem__, strings)))

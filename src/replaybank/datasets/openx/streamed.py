@@ -26,6 +26,8 @@ from replaybank.samplers.base import SampledStorage, Sampler
 
 AHEAD_BYTES = 1 << 28
 """Decoded slices that are ready at a time, at most; a single one always may be."""
+SMALL_BYTES = 1 << 16
+"""Slices without frames up to which who asks for them makes them: a thread takes longer to wake up."""
 BUFFER_BYTES = 1 << 28
 """Encoded episodes to draw from: some thousand short ones with one camera."""
 MAX_THREADS = 4
@@ -66,7 +68,12 @@ class StreamRun:
         """Slices so far."""
         picks = endless(stream, cursor.copy()) if forever else stream.epoch(cursor.copy())
         self._line: Ahead[tuple[int, Pick], Cut | None] = Ahead(
-            _numbered(picks), *self._work(None), depth=1, limit=AHEAD_BYTES, threads=threads
+            _numbered(picks),
+            *self._work(None),
+            depth=1,
+            limit=AHEAD_BYTES,
+            threads=threads,
+            small=0 if cutter.decodes else SMALL_BYTES,
         )
         weakref.finalize(self, self._line.close)
 
@@ -111,11 +118,11 @@ class StreamRun:
             self._form = (count, length)
             self._slabs = None
             if count > 1 and length is not None:
-                self._slabs = Slabs(self._next, count, length, self._cutter.memory)
+                self._slabs = Slabs(self._cutter.entries, self._next, count, length, self._cutter.memory)
             self._line.renew(*self._work(length))
         cuts: list[Cut] = []
         try:
-            while len(cuts) < count and (prepared := self._line.next()) is not None:
+            while len(cuts) < count and (prepared := self._line.next(count - len(cuts) - 1)) is not None:
                 (number, pick), cut = prepared
                 self._next = number + 1
                 self._taken.append(pick)

@@ -227,35 +227,10 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
     """
     length = episode.length
     faults: Counter[str] = Counter(episode.faults) if episode.faults else Counter()
-    columns: dict[Key, Column] = {}
-    missing = set()
-    for key, leaf in leaves.items():
-        if leaf.source is None:
-            continue
-        column = episode.steps.get(leaf.source)
-        if column is None:
-            if -1 in leaf.shape:
-                raise DataFormatError(
-                    f"{dataset}: episode {number} ({episode.where}) lacks {'/'.join(leaf.source)}, whose "
-                    f"shape {leaf.shape} no episode has shown so far"
-                )
-            missing.add(key)
-            columns[key] = [""] * length if leaf.dtype is None else _zeros(leaf, length)
-            continue
-        if isinstance(column, np.ndarray):
-            if key == NEXT_REWARD and column.ndim == 1:
-                column = column[:, None]
-            if leaf.ragged:
-                column = _padded(leaf, column)
-            if column.shape[1:] != leaf.shape:
-                check_shape(leaf, column.shape[1:], f"{dataset}: episode {number} ({episode.where})")
-        columns[key] = column
-    if leaves[NEXT_REWARD].source is None:
-        columns[NEXT_REWARD] = _zeros(leaves[NEXT_REWARD], length)
-    declared = _flag(episode, leaves, "is_terminal")
+    columns, missing = sourced(episode, leaves, number, dataset)
     terminated = False
-    if declared is not None:
-        terminal = np.asarray(declared, dtype=bool).reshape(length)
+    terminal = _terminal(episode, leaves)
+    if terminal is not None:
         terminated = bool(terminal[-1])
         _count(faults, "is_terminal before the last step", np.count_nonzero(terminal[:-1]))
     first = _flag(episode, leaves, "is_first")
@@ -274,7 +249,61 @@ def to_ted(episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: s
     numbers.fill(number)  # np.full takes twice as long
     columns[STEP] = steps
     columns[IS_INIT] = is_init
-    return TedEpisode(columns, length, frozenset(missing), faults)
+    return TedEpisode(columns, length, missing, faults)
+
+
+def sourced(
+    episode: Episode, leaves: Mapping[Key, Leaf], number: int, dataset: str
+) -> tuple[dict[Key, Column], frozenset[Key]]:
+    """The columns that an episode's file has, or that are zero in its place, and those it lacks. O(leaves).
+
+    Takes and raises what :func:`to_ted` does; the entries that each step gets are not among them.
+    """
+    length = episode.length
+    columns: dict[Key, Column] = {}
+    missing = []
+    for key, leaf in leaves.items():
+        if leaf.source is None:
+            continue
+        column = episode.steps.get(leaf.source)
+        if column is None:
+            if -1 in leaf.shape:
+                raise DataFormatError(
+                    f"{dataset}: episode {number} ({episode.where}) lacks {'/'.join(leaf.source)}, whose "
+                    f"shape {leaf.shape} no episode has shown so far"
+                )
+            missing.append(key)
+            columns[key] = [""] * length if leaf.dtype is None else _zeros(leaf, length)
+            continue
+        if isinstance(column, np.ndarray):
+            if key == NEXT_REWARD and column.ndim == 1:
+                column = column[:, None]
+            if leaf.ragged:
+                column = _padded(leaf, column)
+            if column.shape[1:] != leaf.shape:
+                check_shape(leaf, column.shape[1:], f"{dataset}: episode {number} ({episode.where})")
+        columns[key] = column
+    if leaves[NEXT_REWARD].source is None:
+        columns[NEXT_REWARD] = _zeros(leaves[NEXT_REWARD], length)
+    return columns, frozenset(missing) if missing else _NONE
+
+
+def is_terminated(episode: Episode, leaves: Mapping[Key, Leaf]) -> bool:
+    """Whether an episode's last step is a terminal one."""
+    declared = _flag(episode, leaves, "is_terminal")
+    if isinstance(declared, np.ndarray) and declared.size == episode.length:
+        return bool(declared.item(-1))
+    terminal = _terminal(episode, leaves)
+    return terminal is not None and bool(terminal[-1])
+
+
+_NONE: frozenset[Key] = frozenset()
+
+
+def _terminal(episode: Episode, leaves: Mapping[Key, Leaf]) -> npt.NDArray[np.bool_] | None:
+    """What an episode says of each step; None: nothing."""
+    declared = _flag(episode, leaves, "is_terminal")
+    return None if declared is None else np.asarray(declared, dtype=bool).reshape(episode.length)
 
 
 _OFTEN = 4096  # steps; what is kept for longer episodes would take memory, and saves them nothing

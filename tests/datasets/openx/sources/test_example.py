@@ -246,11 +246,12 @@ def test_an_index_refuses_malformed_payloads() -> None:
 def decode(payload: bytes, dtype: str) -> tuple[int, npt.NDArray[Any]]:
     ((_, count, offset, length),) = PayloadIndex(["x"]).find(payload)
     out = np.empty(count, dtype=dtype)
-    status = _native.decode_numbers(payload, offset, length, DTYPE_CODES[out.dtype], out.ctypes.data, count)
-    return status, out
+    return _native.decode_numbers(payload, offset, length, DTYPE_CODES[out.dtype], out, count), out
 
 
-@given(st.lists(INT64, min_size=1, max_size=10), st.booleans())
+@given(
+    st.lists(st.one_of(INT64, st.integers(0, 1), st.integers(0, 127)), min_size=1, max_size=40), st.booleans()
+)
 def test_ints_are_decoded_into_every_int_dtype_or_the_first_that_does_not_fit_is_named(
     values: list[int], packed: bool
 ) -> None:
@@ -310,20 +311,110 @@ def test_a_decoder_given_a_wrong_place_count_or_kind_writes_nothing_beyond_and_s
     payload = serialize_example({"x": np.arange(8, dtype=np.float32)})
     ((_, count, offset, length),) = PayloadIndex(["x"]).find(payload)
     out = np.full(16, 7.0, dtype=np.float32)
-    address, code = out.ctypes.data, DTYPE_CODES[out.dtype]
+    code = DTYPE_CODES[out.dtype]
     for bad in ((-1, length), (offset, 10**9), (10**9, 1), (offset, -1), (offset + 1, length - 1)):
-        assert _native.decode_numbers(payload, *bad, code, address, count) == MISMATCH
-        assert _native.decode_bytes(payload, *bad, address, 2) == MISMATCH
-    assert _native.decode_numbers(payload, offset, length, 99, address, count) == MISMATCH
-    assert (
-        _native.decode_numbers(payload, offset, length, DTYPE_CODES[np.dtype("int64")], address, 8)
-        == MISMATCH
-    )
+        assert _native.decode_numbers(payload, *bad, code, out, count) == MISMATCH
+        assert _native.decode_bytes(payload, *bad, out, 2) == MISMATCH
+        assert _native.same_bytes(payload, *bad, 2) is None
+    assert _native.decode_numbers(payload, offset, length, 99, out, count) == MISMATCH
+    int64 = DTYPE_CODES[np.dtype("int64")]
+    assert _native.decode_numbers(payload, offset, length, int64, out, 8) == MISMATCH
     assert (out == 7.0).all()
-    assert _native.decode_numbers(payload, offset, length, code, address, 4) == MISMATCH
+    assert _native.decode_numbers(payload, offset, length, code, out, 4) == MISMATCH
     assert (out[4:] == 7.0).all()
-    assert _native.decode_numbers(payload, offset, length, code, address, 9) == MISMATCH
+    assert _native.decode_numbers(payload, offset, length, code, out, 9) == MISMATCH
     assert (out[8:] == 7.0).all()
+
+
+def test_a_decoder_given_too_little_room_writes_nothing() -> None:
+    payload = serialize_example({"x": np.arange(8, dtype=np.float32), "y": [b"a", b"b"]})
+    (_, count, offset, length), (_, texts, texts_at, texts_length) = PayloadIndex(["x", "y"]).find(payload)
+    out = np.full(8, 7.0, dtype=np.float32)
+    for code in (*DTYPE_CODES.values(), 99, -1):
+        assert _native.decode_numbers(payload, offset, length, code, out[:0], count) == MISMATCH
+        assert _native.decode_numbers(payload, offset, length, code, out, 2**62) == MISMATCH
+    assert _native.decode_numbers(payload, offset, length, 10, out[:7], count) == MISMATCH
+    assert _native.decode_bytes(payload, texts_at, texts_length, out[:7], texts) == MISMATCH
+    assert (out == 7.0).all()
+    with pytest.raises(ValueError, match="read-only"):
+        _native.decode_numbers(payload, offset, length, 10, np.frombuffer(payload, np.uint8), count)
+    with pytest.raises(ValueError, match="contiguous"):
+        _native.decode_numbers(payload, offset, length, 10, np.zeros(16, np.float32)[::2], count)
+
+
+# ------------------------------------------------------------------------------- the numbers of an episode
+
+
+COLUMN = st.tuples(
+    st.sampled_from(list(DTYPE_CODES)),
+    st.integers(0, 3),  # numbers a step
+    st.sampled_from(["right", "right", "right", "right", "absent", "one more", "other steps", "other kind"]),
+)
+
+
+@given(st.lists(COLUMN, max_size=6), st.integers(1, 20), st.integers(0, 2**32 - 1))
+def test_the_numbers_of_an_episode_are_laid_and_filled_as_the_twin_does(
+    given_columns: list[tuple[np.dtype[Any], int, str]], steps: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    features: dict[str, Any] = {}
+    for number, (dtype, per_step, fault) in enumerate(given_columns):
+        count = {"absent": 0, "one more": steps * per_step + 1, "other steps": (steps + 1) * per_step}.get(
+            fault, steps * per_step
+        )
+        floats = (dtype.kind == "f") != (fault == "other kind")
+        values = rng.integers(0, 300, count) * rng.integers(0, 2)
+        features[str(number)] = values.astype(np.float32 if floats else np.int64)
+    payload = serialize_example(features)
+    index = PayloadIndex(list(features))
+    rows = index.find(payload)
+    row_of = {which: row for row, which in enumerate(index.order)}
+    columns = [
+        (row_of[number], KIND_FLOAT if dtype.kind == "f" else KIND_INT64, per_step, DTYPE_CODES[dtype])
+        for number, (dtype, per_step, _) in enumerate(given_columns)
+    ]
+    plan = np.array(columns, np.int64).reshape(-1, 4)
+    places = np.full(len(columns) + 1, -7, np.int64)
+    tables = (index.address, plan.ctypes.data, len(columns), places.ctypes.data)
+    expected = twin.lay_numbers(rows, columns, [dtype.itemsize for dtype in DTYPE_CODES])
+    assert _native.lay_numbers(*tables) == expected.status
+    assert places[: len(expected.places)].tolist() == expected.places
+    if expected.status < 0:
+        return
+
+    arena = np.full(int(places[-1]) + 8, 7, np.uint8)
+    bad = len(columns)
+    for number, (dtype, _, _) in enumerate(given_columns):
+        wanted = features[str(number)]
+        kind = KIND_FLOAT if wanted.dtype == np.float32 else KIND_INT64
+        small = dtype.kind in "iu" and wanted.size and wanted.max() > np.iinfo(dtype).max
+        if wanted.size and (kind != columns[number][1] or small):
+            bad = number
+            break
+    assert _native.fill_numbers(payload, *tables, arena) == bad
+    assert (arena[int(places[-1]) :] == 7).all()
+    for number, (dtype, _, _) in enumerate(given_columns[:bad]):
+        wanted = features[str(number)]
+        if wanted.size:
+            found = np.ndarray(wanted.shape, dtype, arena, int(places[number]))
+            np.testing.assert_array_equal(found, wanted.astype(dtype))
+    for size in {0, 1, int(places[-1]) // 2, max(int(places[-1]) - 16, 0)}:
+        room = np.full(size + 64, 7, np.uint8)
+        _native.fill_numbers(payload, *tables, room[:size])
+        assert (room[size:] == 7).all()
+
+
+def test_numbers_that_are_filled_at_a_place_beyond_their_room_are_not() -> None:
+    payload = serialize_example({"x": np.arange(4, dtype=np.float32)})
+    index = PayloadIndex(["x"])
+    index.find(payload)
+    plan = np.array([[0, KIND_FLOAT, 1, DTYPE_CODES[np.dtype("float32")]]], np.int64)
+    arena = np.full(16, 7, np.uint8)
+    for place in (1, 15, 16, 17, 2**62):
+        places = np.array([place, 16], np.int64)
+        tables = (index.address, plan.ctypes.data, 1, places.ctypes.data)
+        assert _native.fill_numbers(payload, *tables, arena) == 0
+        assert (arena == 7).all()
 
 
 def test_only_numbers_and_bytes_can_be_written() -> None:
@@ -331,22 +422,29 @@ def test_only_numbers_and_bytes_can_be_written() -> None:
         serialize_example({"x": np.zeros(1, dtype=np.complex64)})
 
 
-@pytest.mark.parametrize(
-    ("spans", "same"),
-    [
-        ([(0, 2), (2, 2)], True),
-        ([(0, 2), (2, 2), (4, 2)], False),
-        ([(0, 2), (2, 3)], False),
-        ([(0, 0), (5, 0)], True),
-        ([(6, 2)], False),
-        ([(-1, 1)], False),
-        ([(0, -1)], False),
-        ([(0, 1 << 62), (0, 1 << 62)], False),
-        ([], True),
-    ],
+# ---------------------------------------------------------------------------------------- equal strings
+
+
+@given(
+    st.lists(st.sampled_from([b"", b"a", b"b", b"ab", b"x" * 200]), max_size=4), st.integers(1, 3), st.data()
 )
-def test_equal_strings_are_seen_to_be_equal_and_places_outside_are_not_looked_at(
-    spans: list[tuple[int, int]], same: bool
+def test_strings_that_are_all_the_same_are_given_once(
+    texts: list[bytes], times: int, data: st.DataObject
 ) -> None:
-    places = np.array(spans, np.int64).reshape(-1, 2)
-    assert _native.same_bytes(b"ababbac", places.ctypes.data, len(places)) is same
+    texts = texts * times if data.draw(st.booleans()) else texts[:1] * times
+    payload = serialize_example({"x": texts, "y": np.arange(3)})
+    (_, count, offset, length), (_, numbers, numbers_at, numbers_length) = PayloadIndex(["x", "y"]).find(
+        payload
+    )
+    assert _native.same_bytes(payload, offset, length, count) == (texts[0] if len(set(texts)) == 1 else None)
+    assert _native.same_bytes(payload, offset, length, count + 1) is None
+    assert _native.same_bytes(payload, numbers_at, numbers_length, numbers) is None
+
+
+def test_of_lists_that_follow_one_of_another_kind_only_the_last_strings_count() -> None:
+    strings = delimited(1, delimited(1, b"a") + delimited(1, b"b"))
+    last = delimited(1, delimited(1, b"c") * 2)
+    payload = example(named("x", delimited(2, strings + delimited(3, b"") + last)))
+    ((_, count, offset, length),) = PayloadIndex(["x"]).find(payload)
+    assert count == 2
+    assert _native.same_bytes(payload, offset, length, count) == b"c"

@@ -16,6 +16,7 @@ from replaybank.datasets.openx.sources import connection
 from replaybank.datasets.openx.sources.connection import Retry
 from replaybank.datasets.openx.sources.files import exists, list_names, open_binary, size_of
 from replaybank.datasets.openx.sources.http import HttpFile, open_http
+from replaybank.datasets.openx.sources.tfrecord import read_records, write_record
 
 CONTENT = bytes(range(256)) * 4000
 """1 MB, so that no answer fits a socket's buffers."""
@@ -44,6 +45,13 @@ def test_a_file_is_read_in_one_request(server: WebServer) -> None:
         assert file.tell() == 3
         assert file.read() == CONTENT[3:]
         assert file.read(5) == b""
+    assert len(server.log) == 1
+
+
+def test_the_records_of_a_file_are_read_in_one_request(server: WebServer, tmp_path: Path) -> None:
+    payloads = [bytes([size % 251]) * size for size in (5, 0, 40_000, 200_000, 3_000_000, 7, 7)]
+    (tmp_path / "records").write_bytes(b"".join(map(write_record, payloads)))
+    assert [record.payload for record in read_records(f"{server.url}/records")] == payloads
     assert len(server.log) == 1
 
 

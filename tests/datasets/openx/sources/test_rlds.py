@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -274,6 +275,19 @@ def test_a_corrupt_record_is_named_and_the_next_can_be_read(tmp_path: Path) -> N
 
 
 # ------------------------------------------------------------------------------------------------- fields
+
+
+def test_no_record_is_held_while_the_next_one_is_read(tmp_path: Path) -> None:
+    length, size = 2, 4 << 20
+    image = {"image": {"shape": {"dimensions": ["-1", "-1", "3"]}, "dtype": "uint8"}}
+    episodes: list[Mapping[str, Any]] = [{"steps/x": [bytes([n]) * size] * length} for n in range(4)]
+    source = RLDSSource(write_dataset(tmp_path, {"x": image}, [episodes]))
+    tracemalloc.start()
+    lengths = list(map(lambda episode: episode.length, source.episodes(source.shards()[0])))  # noqa: C417
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert lengths == [length] * 4
+    assert peak < 1.5 * length * size  # of the record that is being read, and nothing of the one before
 
 
 def one(folder: Path, steps: Mapping[str, Any], episode: Mapping[str, Any], **more: Any) -> Episode:

@@ -167,11 +167,12 @@ def held_bytes(episode: Episode) -> int:
     Frames lie in the record that they came in, or say themselves what they hold (``nbytes``); those that are
     still in a file hold nothing.
     """
-    total = episode.record_bytes
+    total = record = episode.record_bytes
     for column in episode.steps.values():
-        if isinstance(column, list) or (episode.record_bytes and not isinstance(column, np.ndarray)):
-            continue
-        total += int(getattr(column, "nbytes", 0))
+        if isinstance(column, np.ndarray):
+            total += column.nbytes
+        elif not record and not isinstance(column, list):
+            total += int(getattr(column, "nbytes", 0))
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,6 +51,13 @@ class EpisodeDecoder:
             field.key: _reader(field, [row_of[name] for name in field.features]) for field in schema.steps
         }
         self._numbers = [(key, reader) for key, reader in readers.items() if isinstance(reader, Numbers)]
+        self._plan = np.array(
+            [(each.row, each.kind, min(each.per_value, _MOST), each.code) for _, each in self._numbers],
+            np.int64,
+        ).reshape(-1, 4)
+        self._places = np.zeros(len(self._numbers) + 1, np.int64)
+        """Where in its buffer the numbers of an episode lie."""
+        self._tables = (self._plan.ctypes.data, len(self._numbers), self._places.ctypes.data)
         self._several = [
             (key, reader) for key, reader in readers.items() if isinstance(reader, (Sequences, Texts))
         ]
@@ -90,30 +97,13 @@ class EpisodeDecoder:
     def _steps(self, payload: bytes, rows: Rows, where: str) -> tuple[dict[Key, Column], int, list[Key]]:
         steps: dict[Key, Column] = {}
         missing: list[Key] = []
-        length = UNKNOWN
-        first: Key = ()
-        present = []
-        size = 0
-        for key, numbers in self._numbers:
-            kind, count, offset, span = rows[numbers.row]
-            if not count and numbers.per_value:
-                missing.append(key)
-                continue
-            if numbers.per_value:
-                if kind != numbers.kind:
-                    raise wrong_kind(key, numbers.spec, kind)
-                found, rest = divmod(count, numbers.per_value)
-                if rest:
-                    raise DataFormatError(
-                        f"field {shown(key)} has {count} numbers, which are not whole values of shape "
-                        f"{numbers.spec.shape}"
-                    )
-                if found != length:
-                    if length != UNKNOWN:
-                        raise _disagree(first, length, key, found)
-                    length, first = found, key
-            present.append((key, numbers, count, offset, span, size))
-            size += count * numbers.itemsize + _ALIGNMENT - 1 & -_ALIGNMENT
+        plan, numbered, places = self._tables
+        length = _native.lay_numbers(self._index.address, plan, numbered, places)
+        if length < 0:
+            raise self._uneven(rows, -1 - length)
+        first: Key | None = None  # of the numbers, until a field of another kind is the first of all
+        if not length:
+            length = UNKNOWN
         for key, reader in self._others:
             column: Column | None
             if isinstance(reader, Text) and reader.as_numbers(rows):
@@ -125,7 +115,7 @@ class EpisodeDecoder:
                 continue
             if len(column) != length:
                 if length != UNKNOWN:
-                    raise _disagree(first, length, key, len(column))
+                    raise _disagree(self._first(rows, first), length, key, len(column))
                 length, first = len(column), key
             steps[key] = column
         for key, several in self._several:
@@ -136,22 +126,55 @@ class EpisodeDecoder:
             for column in columns.values():
                 if len(column) != length:
                     if length != UNKNOWN:
-                        raise _disagree(first, length, key, len(column))
+                        raise _disagree(self._first(rows, first), length, key, len(column))
                     length, first = len(column), key
             steps.update(columns)
         if length <= 0:
             raise DataFormatError("the episode has no steps")
+        *starts, size = self._places.tolist()
         arena = np.empty(size, dtype=np.uint8)
-        address = arena.__array_interface__["data"][0]
-        for key, numbers, count, offset, span, at in present:
-            if count:
-                status = _native.decode_numbers(payload, offset, span, numbers.code, address + at, count)
-                if status != count:
-                    raise unfit(key, numbers, status)
-            steps[key] = np.ndarray((length, *numbers.shape), numbers.dtype, arena, at)
+        filled = _native.fill_numbers(payload, self._index.address, plan, numbered, places, arena)
+        if filled != numbered:
+            raise self._unfit(payload, rows, filled)
+        for (key, numbers), start in zip(self._numbers, starts, strict=True):
+            if start < 0:
+                missing.append(key)
+            else:
+                steps[key] = np.ndarray((length, *numbers.shape), numbers.dtype, arena, start)
         return steps, length, missing
 
+    def _first(self, rows: Rows, known: Key | None = None) -> Key:
+        """The first field that told how many steps there are: of those of numbers where no other is known."""
+        if known is not None:
+            return known
+        return next(key for key, numbers in self._numbers if numbers.per_value and rows[numbers.row][1])
 
+    def _uneven(self, rows: Rows, which: int) -> DataFormatError:
+        """Why the numbers of one field are not those of as many steps as there are."""
+        key, numbers = self._numbers[which]
+        kind, count, _, _ = rows[numbers.row]
+        if kind != numbers.kind:
+            return wrong_kind(key, numbers.spec, kind)
+        found, rest = divmod(count, numbers.per_value)
+        if rest:
+            return DataFormatError(
+                f"field {shown(key)} has {count} numbers, which are not whole values of shape "
+                f"{numbers.spec.shape}"
+            )
+        first = self._first(rows)
+        row, each = next((n.row, n.per_value) for name, n in self._numbers if name == first)
+        return _disagree(first, rows[row][1] // each, key, found)
+
+    def _unfit(self, payload: bytes, rows: Rows, which: int) -> DataFormatError:
+        """Which of the numbers of one field does not fit its dtype."""
+        key, numbers = self._numbers[which]
+        _, count, offset, span = rows[numbers.row]
+        values = np.empty(count, numbers.dtype)
+        return unfit(key, numbers, _native.decode_numbers(payload, offset, span, numbers.code, values, count))
+
+
+_MOST: Final = (1 << 63) - 1
+"""Of numbers a value may be declared to have more than can be counted in an int64; no payload has so many."""
 _NOTHING: frozenset[Key] = frozenset()
 
 

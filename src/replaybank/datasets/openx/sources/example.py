@@ -24,7 +24,7 @@ DTYPE_CODES: Mapping[np.dtype[Any], int] = {
         )
     )
 }
-"""Codes of ``decode_numbers`` in csrc/tfrecord.hpp, by the dtype it writes."""
+"""Codes of ``decode_numbers`` in csrc/example_values.hpp, by the dtype it writes."""
 
 FeatureValue: TypeAlias = "npt.NDArray[np.float32] | npt.NDArray[np.int64] | list[bytes] | None"
 """Values of one feature; None where the payload names it and gives no list."""
@@ -51,7 +51,9 @@ class PayloadIndex:
         np.cumsum([len(name) for name, _ in encoded], out=self._offsets[1:])
         self._rows = np.zeros((max(len(encoded), 1), 4), dtype=np.int64)
         self._count = len(encoded)
-        self._addresses = (self._offsets.ctypes.data, self._rows.ctypes.data)
+        self.address = self._rows.ctypes.data
+        """Where :meth:`find` writes its rows, int64 ``[names, 4]``: for kernels that go on from there."""
+        self._offsets_address = self._offsets.ctypes.data
         self.order = [i for _, i in encoded]
         """Row ``r`` of :meth:`find` belongs to ``names[order[r]]``."""
 
@@ -63,8 +65,7 @@ class PayloadIndex:
         Raises:
             DataFormatError: the payload is malformed.
         """
-        offsets, rows = self._addresses
-        status = _native.match_example(payload, self._names, offsets, self._count, rows)
+        status = _native.match_example(payload, self._names, self._offsets_address, self._count, self.address)
         if status < 0:
             raise malformed(status)
         found: list[list[int]] = self._rows.tolist()
@@ -74,7 +75,7 @@ class PayloadIndex:
 def decode_spans(payload: bytes, offset: int, length: int, count: int) -> npt.NDArray[np.int64]:
     """Places of the byte strings of one feature: ``[count, 2]`` of (offset in the payload, length)."""
     spans = np.empty((count, 2), dtype=np.int64)
-    if _native.decode_bytes(payload, offset, length, spans.ctypes.data, count) != count:
+    if _native.decode_bytes(payload, offset, length, spans, count) != count:
         raise DataFormatError("a byte-string feature is not where the index of its payload says")
     return spans
 
@@ -115,7 +116,7 @@ def _feature(payload: bytes, kind: int, count: int, offset: int, length: int) ->
         spans = decode_spans(payload, offset, length, count).tolist()
         return [payload[at : at + size] for at, size in spans]
     out: npt.NDArray[Any] = np.empty(count, dtype=np.float32 if kind == KIND_FLOAT else np.int64)
-    _native.decode_numbers(payload, offset, length, DTYPE_CODES[out.dtype], out.ctypes.data, count)
+    _native.decode_numbers(payload, offset, length, DTYPE_CODES[out.dtype], out, count)
     return out
 
 

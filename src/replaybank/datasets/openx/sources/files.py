@@ -60,6 +60,15 @@ def open_binary(path: str) -> IO[bytes]:
     return file
 
 
+def open_unbuffered(path: str) -> IO[bytes]:
+    """The same for whoever reads a file in pieces of its own: a file of this machine has no buffer then.
+
+    Raises:
+        FileNotFoundError, ConnectionError, ImportError: as for :func:`open_binary`.
+    """
+    return open_binary(path) if is_url(path) else cast("IO[bytes]", open(path, "rb", buffering=0))
+
+
 def is_folder(path: str) -> bool:
     """Whether there is a folder of this name; True for any URL, where that may be unknown."""
     return is_url(path) or os.path.isdir(path)

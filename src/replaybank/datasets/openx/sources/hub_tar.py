@@ -194,13 +194,14 @@ class HubTarSource:
             DataFormatError: a member is no episode of this dataset.
             IndexError: the shard has fewer than ``start`` episodes.
         """
-        for where, raw in self._raw(shard, start):
-            place = f"{self.name}: {where}"
-            steps, missing, faults = columns_of(raw, self.fields, place)
-            if not steps:
-                raise DataFormatError(f"{place}: the episode has none of the dataset's fields")
-            metadata = plain_metadata(raw.metadata)
-            yield Episode(steps, raw.length, where, metadata, missing, raw.size, faults)
+        yield from itertools.starmap(self._episode, self._raw(shard, start))
+
+    def _episode(self, where: str, raw: RawEpisode) -> Episode:
+        place = f"{self.name}: {where}"
+        steps, missing, faults = columns_of(raw, self.fields, place)
+        if not steps:
+            raise DataFormatError(f"{place}: the episode has none of the dataset's fields")
+        return Episode(steps, raw.length, where, plain_metadata(raw.metadata), missing, raw.size, faults)
 
     def _raw(self, shard: Shard, start: int) -> Iterator[tuple[str, RawEpisode]]:
         """Where each episode is, and its values."""

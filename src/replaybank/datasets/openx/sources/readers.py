@@ -58,7 +58,7 @@ class Numbers:
         if kind != self.kind:
             raise wrong_kind(key, self.spec, kind)
         out = np.empty(count, dtype=self.dtype)
-        status = _native.decode_numbers(payload, offset, span, self.code, out.ctypes.data, count)
+        status = _native.decode_numbers(payload, offset, span, self.code, out, count)
         if status != count:
             raise unfit(key, self, status)
         return out
@@ -117,12 +117,14 @@ class Text(Strings):
     """Text. Bytes that are not UTF-8 stay visible, as escapes."""
 
     def read(self, payload: bytes, rows: Rows, key: Key, where: str) -> list[str] | None:
+        kind, count, offset, span = rows[self.row]
+        if kind == KIND_BYTES:  # most episodes repeat one instruction
+            same = _native.same_bytes(payload, offset, span, count)
+            if same is not None:
+                return [same.decode("utf-8", "backslashreplace")] * count
         spans = self.spans(payload, rows, key)
         if spans is None:
             return None
-        if _native.same_bytes(payload, spans.ctypes.data, len(spans)):  # most episodes repeat one instruction
-            at, size = spans[0].tolist()
-            return [payload[at : at + size].decode("utf-8", "backslashreplace")] * len(spans)
         # Equal strings become one object.
         known: dict[bytes, str] = {}
         texts = []
@@ -154,12 +156,14 @@ _CODE_POINTS = FieldSpec("tensor", (), np.dtype(np.int64))
 class Frames(Strings):
     """Encoded images, left as they are."""
 
+    def __init__(self, field: StoredField, row: int) -> None:
+        super().__init__(field, row)
+        self.frame = replace(self.spec, shape=self.spec.shape[-IMAGE_DIMENSIONS:])
+        """The spec without the length of a video."""
+
     def read(self, payload: bytes, rows: Rows, key: Key, where: str) -> EncodedImages | None:
         spans = self.spans(payload, rows, key)
-        if spans is None:
-            return None
-        spec = replace(self.spec, shape=self.spec.shape[-IMAGE_DIMENSIONS:])  # without the length of a video
-        return EncodedImages(payload, spans, spec, f"{where}: {shown(key)}")
+        return None if spans is None else EncodedImages(payload, spans, self.frame, f"{where}: {shown(key)}")
 
 
 class Encoded(Strings):

@@ -150,7 +150,9 @@ class RLDSSource:
         decoder = EpisodeDecoder(self._schema, self.name)
         count = start
         for record in read_records(shard.path, start=start):
-            yield decoder.decode(record.payload, f"{shard.path}, record {record.number}")
+            decoded = [decoder.decode(record.payload, f"{shard.path}, record {record.number}")]
+            del record  # or its payload, and with it the memory that the next one could have, is held here
+            yield decoded.pop()
             count += 1
         if shard.episodes is not None and count != shard.episodes:
             raise DataFormatError(

@@ -6,26 +6,27 @@ payload's masked CRC-32C. Masked means: rotated right by 15 bits, plus 0xa282ead
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from collections.abc import Callable, Iterator
-from typing import IO, NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 from replaybank import _native
-from replaybank.datasets.openx.sources.files import open_binary
+from replaybank.datasets.openx.sources.files import open_unbuffered
 from replaybank.errors import CorruptRecordError
 
 HEADER_SIZE = 12
 FOOTER_SIZE = 4
 BLOCK_SIZE = 1 << 20
-"""Bytes asked of a file at once: large enough that calls cost nothing, small beside an episode of images."""
+"""Bytes asked at once of what is behind a network: few questions, and little beside an episode of images."""
 READ_PIECE = 1 << 24
 """A length may lie: a stream of unknown size is read in pieces, so that memory follows what really comes."""
-_ROWS = 1024
-"""Records looked at in one native call."""
+SMALL_RECORD: Final = 1 << 15
+"""Bytes of a payload: to copy it once more costs less than two calls of the file."""
+ROOM: Final = (1 << 17) - (1 << 10)
+"""Of small records: as much as stays in a core's own cache."""
+_HEADER: Final = struct.Struct("<QI")
 _MASK_DELTA = 0xA282EAD8
 _WORD = 0xFFFFFFFF
 
@@ -96,15 +97,15 @@ def read_records(
 ) -> Iterator[Record]:
     """Read the records of a file in order, every checksum verified before a record is given.
 
-    Memory is one block, or one record where that is larger. Records before ``start`` are stepped over: their
-    lengths are verified, their payloads are not read. So after an error in a payload one can go on with the
-    record after it; after an error in a length there is no way to find the next one.
+    Memory is one block and one record. Records before ``start`` are stepped over: their lengths are verified,
+    their payloads are not read. So after an error in a payload one can go on with the record after it; after
+    an error in a length there is no way to find the next one.
 
     Args:
         source: a path, a URL that fsspec knows, or an open binary file positioned at a record's header.
         start: number of the first record wanted, from 0.
         path: name for messages; by default the source's own.
-        block_size: bytes to read at once.
+        block_size: bytes to ask at once of a file that is not local and has no buffer of its own.
 
     Raises:
         CorruptRecordError: a record is cut short or a checksum is wrong.
@@ -118,7 +119,7 @@ def read_records(
     if start < 0:
         raise ValueError(f"start must not be negative, got {start}")
     if isinstance(source, (str, os.PathLike)):
-        with open_binary(os.fspath(source)) as file:
+        with open_unbuffered(os.fspath(source)) as file:
             yield from _Reader(file, path or os.fspath(source), block_size).records(start)
     else:
         name = path or str(getattr(source, "name", "<stream>"))
@@ -126,61 +127,83 @@ def read_records(
 
 
 class _Reader:
-    """State of one pass over a file: what was read and not yet given. Not thread-safe."""
+    """State of one pass over a file. Not thread-safe.
+
+    Small records are cut from a buffer that is filled again and again. The payload of a large one is read
+    straight into the ``bytes`` that it is given as, and nothing here holds it while the next one is read: so
+    the allocator gives the same pages again, and none have to be cleared first.
+    """
 
     def __init__(self, file: BinaryReader, path: str, block_size: int) -> None:
-        self.file = file
+        self.file: Any = file
         self.path = path
         self.block_size = max(block_size, HEADER_SIZE + FOOTER_SIZE)
         self.crc = crc32c()
-        self.rows: npt.NDArray[np.int64] = np.empty((_ROWS, 4), dtype=np.int64)
         self.number = 0
         self.offset = 0
         """Byte offset of record ``number`` in the file."""
         self.left = bytes_left(file)
         """Bytes that the file has from ``offset`` on; None where it cannot be known."""
+        self.header = b""
+        """Of record ``number``: what was read of it."""
+        self.ahead = b""
+        """What was read behind that."""
+        self.ended = False
+        """Whether the file has nothing behind that."""
+        self.room = bytearray(ROOM)
 
     def records(self, start: int) -> Iterator[Record]:
         while self.number < start:
             self.step_over(start)
-        block = b""
-        while True:
-            more = self.read(self.block_size)
-            block = block + more if block else more
-            used = 0
-            for record, end in self.in_block(block):
-                yield record
-                used = end
-            block = block[used:]
-            if not block and not more:
-                return
-            if len(block) < HEADER_SIZE:
-                if more:
-                    continue
-                raise self.fault(f"cut short: {len(block)} bytes of its {HEADER_SIZE}-byte header are there")
-            length = self.trusted_length(block[:HEADER_SIZE])
-            if length > self.block_size or not more:
-                yield self.large(block, length)
-                self.advance(length)
-                block = b""
+        if not isinstance(self.file, (io.FileIO, io.BufferedIOBase)):
+            self.file = io.BufferedReader(_Raw(self.file), self.block_size)
+        self.header = self.read(HEADER_SIZE)
+        while self.header:
+            length = self.trusted_length(self.header)
+            if length > SMALL_RECORD or self.ended:
+                yield self.large(length)
+            else:
+                yield from self.small()
 
-    def in_block(self, block: bytes) -> Iterator[tuple[Record, int]]:
-        """Whole records of a block, each with the position of its end there."""
-        rows = self.rows
-        crc, make = self.crc, Record
-        at, count = 0, _ROWS
-        while count == _ROWS:
-            count = _native.scan_records(block, at, rows.ctypes.data, _ROWS)
-            for position, length, length_crc, payload_crc in rows[:count].tolist():
-                start = position + HEADER_SIZE
-                if crc(block[position : position + 8]) != length_crc:
-                    raise self.length_fault(block[position:start])
-                payload = block[start : start + length]
+    def large(self, length: int) -> Record:
+        """The record whose header was read."""
+        payload = self.read(length)
+        behind = self.read(FOOTER_SIZE + HEADER_SIZE)
+        if len(behind) < FOOTER_SIZE:
+            raise self.cut_short(length, len(payload) + len(behind))
+        stored = int.from_bytes(behind[:FOOTER_SIZE], "little")
+        if self.crc(payload) != unmask(stored):
+            raise self.payload_fault(payload, stored)
+        self.header = behind[FOOTER_SIZE:]
+        record = Record(self.number, self.offset, payload)
+        self.advance(length)
+        return record
+
+    def small(self) -> Iterator[Record]:
+        """Records from the one whose header was read, up to a large one or the end."""
+        crc, make, room = self.crc, Record, self.room
+        view = memoryview(room)
+        have = HEADER_SIZE
+        room[:have] = self.header
+        while not self.ended:
+            came = self.file.readinto(view[have:]) or 0
+            have += came
+            used = 0
+            for head, payload, length_crc, payload_crc in _native.cut_records(room, have):
+                if crc(head) != length_crc:
+                    raise self.length_fault(bytes(view[used : used + HEADER_SIZE]))
                 if crc(payload) != payload_crc:
                     raise self.payload_fault(payload, mask(payload_crc))
-                at = start + length + FOOTER_SIZE
-                yield make(self.number, self.offset, payload), at
-                self.advance(length)
+                record = make(self.number, self.offset, payload)
+                self.advance(len(payload))
+                used += HEADER_SIZE + len(payload) + FOOTER_SIZE
+                yield record
+            rest = bytes(view[used:have])
+            have = len(rest)
+            self.header, self.ahead, self.ended = rest[:HEADER_SIZE], rest[HEADER_SIZE:], not came
+            if have >= HEADER_SIZE and self.trusted_length(self.header) > SMALL_RECORD:
+                return
+            room[:have] = rest
 
     def advance(self, length: int) -> None:
         whole = HEADER_SIZE + length + FOOTER_SIZE
@@ -189,21 +212,11 @@ class _Reader:
         if self.left is not None:
             self.left -= whole
 
-    def large(self, beginning: bytes, length: int) -> Record:
-        """The record whose first bytes are given; the rest is read straight from the file."""
-        body = beginning[HEADER_SIZE:]
-        payload = b"".join((body[:length], self.read(length - len(body[:length]))))
-        footer = body[length:] + self.read(FOOTER_SIZE - len(body[length:]))
-        if len(footer) < FOOTER_SIZE:
-            raise self.cut_short(length, len(payload) + len(footer))
-        stored = int.from_bytes(footer, "little")
-        if self.crc(payload) != unmask(stored):
-            raise self.payload_fault(payload, stored)
-        return Record(self.number, self.offset, payload)
-
     def trusted_length(self, header: bytes) -> int:
         """The length in a header, once its checksum and the file's size agree with it."""
-        length, stored = struct.unpack("<QI", header)
+        if len(header) < HEADER_SIZE:
+            raise self.fault(f"cut short: {len(header)} bytes of its {HEADER_SIZE}-byte header are there")
+        length, stored = _HEADER.unpack(header)
         if self.crc(header[:8]) != unmask(stored):
             raise self.length_fault(header)
         if self.left is not None and length > self.left - HEADER_SIZE - FOOTER_SIZE:
@@ -214,12 +227,10 @@ class _Reader:
         header = self.read(HEADER_SIZE)
         if not header:
             raise IndexError(f"{self.path} has {self.number} records, cannot start at record {start}")
-        if len(header) < HEADER_SIZE:
-            raise self.fault(f"cut short: {len(header)} bytes of its {HEADER_SIZE}-byte header are there")
         length = self.trusted_length(header)
         rest = length + FOOTER_SIZE
         if self.left is not None:
-            self.file.seek(rest, os.SEEK_CUR)  # type: ignore[attr-defined]  # a known size means seekable
+            self.file.seek(rest, os.SEEK_CUR)  # a known size means seekable
             rest = 0
         while rest:
             piece = self.file.read(min(rest, READ_PIECE))
@@ -230,14 +241,23 @@ class _Reader:
 
     def read(self, size: int) -> bytes:
         """``size`` bytes, fewer only at the end of the file."""
-        pieces = []
-        while size > 0:
-            piece = self.file.read(min(size, READ_PIECE) if self.left is None else size)
-            if not piece:
-                break
+        if not size:
+            return b""
+        if self.ahead:
+            given, self.ahead = self.ahead[:size], self.ahead[size:]
+            return given + self.read(size - len(given))
+        piece: bytes = self.file.read(size if self.left is not None else min(size, self.block_size)) or b""
+        if len(piece) == size:
+            return piece
+        pieces, have = [piece], len(piece)
+        while piece and have < size:
+            left = size - have
+            if self.left is None:  # what is asked for is allocated before it comes: no more than came already
+                left = min(left, max(have, self.block_size), READ_PIECE)
+            piece = self.file.read(left) or b""
             pieces.append(piece)
-            size -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            have += len(piece)
+        return b"".join(pieces)
 
     def fault(self, reason: str) -> CorruptRecordError:
         return CorruptRecordError(self.path, self.number, self.offset, reason)
@@ -259,10 +279,43 @@ class _Reader:
         )
 
 
+class _Raw(io.RawIOBase):
+    """What gives bytes of some kind, as ``io.BufferedReader`` wants it. It stays open when this is closed."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.into: Callable[[memoryview], int] = file.readinto if isinstance(file, io.FileIO) else self.copy
+
+    def copy(self, buffer: memoryview) -> int:
+        piece = self.file.read(len(buffer)) or b""
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self.into(buffer)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return is_seekable(self.file)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return int(self.file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self.file.tell())
+
+
+def is_seekable(file: BinaryReader) -> bool:
+    """Whether a file says that it can seek; one that says nothing cannot."""
+    seekable = getattr(file, "seekable", None)
+    return seekable is not None and bool(seekable())
+
+
 def bytes_left(file: BinaryReader) -> int | None:
     """Bytes from where a file stands to its end; None where it cannot seek."""
-    seekable = getattr(file, "seekable", None)
-    if seekable is None or not seekable():
+    if not is_seekable(file):
         return None
     here = file.tell()  # type: ignore[attr-defined]
     end = file.seek(0, os.SEEK_END)  # type: ignore[attr-defined]
