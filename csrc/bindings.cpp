@@ -25,6 +25,7 @@
 #include "pickle_loop.hpp"
 #include "seed_sequence.hpp"
 #include "slice_starts.hpp"
+#include "spans.hpp"
 #include "step_windows.hpp"
 #include "sum_tree.hpp"
 #include "tfrecord.hpp"
@@ -164,6 +165,8 @@ void bind_cuts(nb::module_& m) {
 void bind_memory(nb::module_& m) {
     m.def("ask_large_pages", &replaybank::ask_large_pages, "address"_a, "bytes"_a);
     m.def("reserve_blocks", &replaybank::reserve_blocks, "file"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def("start_write_back", &replaybank::start_write_back, "file"_a, "offset"_a, "bytes"_a,
+          nb::call_guard<nb::gil_scoped_release>());
 }
 
 // --- next_leaves.hpp ------------------------------------------------------------------------------------
@@ -452,6 +455,24 @@ void bind_pickles(nb::module_& m) {
     });
 }
 
+// --- spans.hpp ------------------------------------------------------------------------------------------
+
+void bind_spans(nb::module_& m) {
+    m.def("spans_starting",
+          [](const nb::bytes& data, std::uintptr_t spans, std::size_t count, const nb::bytes& prefix) {
+              return replaybank::spans_starting(static_cast<const unsigned char*>(data.data()), data.size(),
+                                                at<const std::int64_t>(spans), count,
+                                                static_cast<const unsigned char*>(prefix.data()), prefix.size());
+          });
+    m.def("join_spans", [](const nb::bytes& data, std::uintptr_t spans, std::size_t count, std::uintptr_t out,
+                           std::size_t room) {
+        const auto* from = static_cast<const unsigned char*>(data.data());
+        const std::size_t size = data.size();
+        const nb::gil_scoped_release released;
+        return replaybank::join_spans(from, size, at<const std::int64_t>(spans), count, at<unsigned char>(out), room);
+    });
+}
+
 // --- trajectory_index.hpp -------------------------------------------------------------------------------
 
 namespace tr = replaybank::trajectories;
@@ -616,6 +637,7 @@ NB_MODULE(_native, m) {
     replaybank::bind_channels(m);
     bind_next_leaves(m);
     bind_pickles(m);
+    bind_spans(m);
     bind_sum_tree(m);
     bind_tfrecord(m);
     bind_trajectory_index(m);

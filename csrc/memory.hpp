@@ -1,4 +1,4 @@
-// Asking the system how memory is to be paged, and for the blocks of files that will be mapped.
+// Asking the system how memory is to be paged, for the blocks of files, and to begin to write them.
 #pragma once
 
 #include <cerrno>
@@ -46,6 +46,20 @@ inline std::int64_t reserve_blocks(int file, std::int64_t bytes) {
     }
 #else
     (void)file;
+    (void)bytes;
+    return -1;
+#endif
+}
+
+// Has the system begin to write what is new in a part of a file to its disk, `bytes` 0: all from `offset` on, and waits
+// for the disk only where that has more than enough to do. Makes nothing permanent: fsync does, finds little left, and
+// is told of what went wrong here too. Returns 0, or -1 where the system does not know it or could not.
+inline std::int64_t start_write_back(int file, std::int64_t offset, std::int64_t bytes) {
+#if defined(__linux__) && defined(SYNC_FILE_RANGE_WRITE)
+    return sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)file;
+    (void)offset;
     (void)bytes;
     return -1;
 #endif

@@ -21,6 +21,7 @@ default=(
 short=(
     tests/datasets/openx/sources/test_tfrecord.py tests/datasets/openx/sources/test_example.py
     tests/datasets/openx/sources/test_safe_pickle.py tests/datasets/openx/sources/test_tar.py
+    tests/datasets/openx/test_kept_frames.py tests/datasets/openx/test_growing.py
     tests/storages/test_channels.py tests/datasets/openx/test_cut.py
     tests/trajectories/test_kernels.py tests/trajectories/test_slice_kernels.py
     tests/weights/test_sum_tree.py tests/storages/test_gather.py tests/storages/test_blocks.py

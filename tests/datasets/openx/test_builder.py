@@ -218,13 +218,14 @@ def test_a_disk_that_is_full_when_the_files_are_closed_does_not_keep_the_folder_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builder = DatasetBuilder(tmp_path, PLAN, LEAVES)
-    whole = builder._files["rows.bin"].close
+    opened = builder._files._opened
+    whole = opened["rows.bin"].close
 
     def full() -> None:
         whole()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(builder, "_files", {**builder._files, "rows.bin": _Closing(full)})
+    monkeypatch.setitem(opened, "rows.bin", _Closing(full))
     with pytest.raises(OSError, match="No space left"):
         builder.close()
     build(tmp_path)

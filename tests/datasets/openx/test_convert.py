@@ -260,10 +260,11 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes_and_is_never_taken_fo
 
         for _ in range(2):  # killed again while going on
             if not (out / MANIFEST).exists():
+                moment = moments.randrange(1, calls)  # here: a child's draws are forgotten
                 child = os.fork()
                 if child == 0:
                     try:
-                        calls_of(work, kill_at=moments.randrange(1, calls))
+                        calls_of(work, kill_at=moment)
                     finally:
                         os._exit(0)
                 killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from replaybank import _native
 from replaybank.checkpoint import fsync_directory, write_json_atomically
 from replaybank.datasets.openx.files import (
     ANEW,
@@ -41,29 +39,16 @@ from replaybank.datasets.openx.files import (
     read_strings,
 )
 from replaybank.datasets.openx.folder import claim, discard, temporary
-from replaybank.datasets.openx.frames import (
-    FrameColumn,
-    check_frames,
-    chunk_of,
-    decoded,
-    extend_crc32c,
-    write_at,
-)
+from replaybank.datasets.openx.frames import Content, FrameColumn, decoded, extend_crc32c
+from replaybank.datasets.openx.growing import GrowingFiles
+from replaybank.datasets.openx.kept_frames import KeptFrames, kept_frames
 from replaybank.datasets.openx.packing import RowPacker
 from replaybank.datasets.openx.ted import Leaf, TedEpisode
-from replaybank.errors import DataFormatError
-from replaybank.storages.layout import Key, RowLayout
-
-_TOGETHER = 1 << 18
-"""Bytes of a file that are held until they are written at once: a call of the system takes as long as the
-numbers of an episode do."""
-_LEAST_AHEAD, _MOST_AHEAD = 1 << 20, 1 << 26
-"""Bytes of a column that are reserved ahead of what is written; the rest is given back at the end."""
-
+from replaybank.storages.layout import Key
 
 _LINE = json.JSONEncoder(ensure_ascii=True, sort_keys=True)
-_COUNTED = frozenset({STRINGS, METADATA, EPISODES, CHECKSUMS})
-"""Files that have one checksum in all, and not one for each episode."""
+_BOUNDS = struct.Struct("<qq")
+"""First step and length of an episode."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +120,7 @@ class DatasetBuilder:
         self.folder = Path(folder)
         self.leaves = dict(leaves)
         self._lock = claim(self.folder)
-        self._files: dict[str, IO[bytes]] = {}
+        self._files = GrowingFiles(self.folder)
         self._saved: Manifest | None = None
         try:
             self.manifest = self._begin(manifest, overwrite)
@@ -176,23 +161,18 @@ class DatasetBuilder:
 
     def _open_files(self) -> None:
         manifest = self.manifest
-        self._sizes = manifest.sizes()
-        self._held: dict[str, bytearray] = {}  # the ends of files, not written yet
-        self._reserved: dict[str, int] = {}  # bytes that columns have on the disk, what is to come included
-        for name, size in self._sizes.items():
-            path = self.folder / name
-            mode = "r+b" if path.exists() else "x+b"
-            file = open(path, mode, buffering=0)  # noqa: SIM115  (closed by close())
-            self._files[name] = file
-            found = file.seek(0, os.SEEK_END)
-            if found < size:
-                raise DataFormatError(f"{path} has {found} bytes, the progress says {size}: {ANEW}")
-            file.truncate(size)
+        for name, size in manifest.sizes().items():
+            self._files.open(name, size)
         strings = read_strings(self.folder, manifest)
         self._strings: dict[str, int] = {text: number for number, text in enumerate(strings)}
-        self._layout: RowLayout = manifest.layout
+        layout = manifest.layout
+        self._parts = [
+            (spec, self.leaves[spec.key], offset is not None)
+            for spec, offset in zip(layout.leaves, layout.offsets, strict=True)
+        ]
         self._data_files = manifest.data_files
-        self._packer = RowPacker(self._layout) if self._layout.row_bytes else None
+        self._crcs = struct.Struct(f"<{len(self._data_files)}I")
+        self._packer = RowPacker(layout) if layout.row_bytes else None
         self._episodes, self._steps = manifest.episodes, manifest.steps
         self._settled = manifest.episodes
         self._missing = {key: list(episodes) for key, episodes in manifest.missing.items()}
@@ -215,7 +195,7 @@ class DatasetBuilder:
         return Mark(
             episodes=self._episodes,
             steps=self._steps,
-            sizes=dict(self._sizes),
+            sizes=dict(self._files.sizes),
             strings=len(self._strings),
             missing={key: len(episodes) for key, episodes in self._missing.items()},
             faults=dict(self._faults),
@@ -264,7 +244,8 @@ class DatasetBuilder:
             raise
         for key in episode.missing:
             self._missing.setdefault(key, []).append(self._episodes)
-        self._faults.update(episode.faults)
+        if episode.faults:
+            self._faults.update(episode.faults)
         self._steps += episode.length
         self._episodes += 1
         return begun
@@ -280,18 +261,16 @@ class DatasetBuilder:
             raise RuntimeError(f"episode {self._settled} is to be settled before {begun.before.episodes}")
         found = dict(begun.checksums)
         found.update((column.name, crc) for column, crc in zip(begun.frames, checksums, strict=True))
-        self._append(CHECKSUMS, struct.pack(f"<{len(self._data_files)}I", *map(found.get, self._data_files)))
+        for column in begun.frames:
+            self._files.written(column.name, column.end)
+        self._note(CHECKSUMS, self._crcs.pack(*map(found.get, self._data_files)))
         self._settled += 1
 
     def go_back(self, mark: Mark) -> None:
         """Cut off everything behind a mark; nobody is writing frames any more."""
         for name, size in mark.sizes.items():
             if name != CHECKSUMS:  # only what is settled is in it
-                held = self._held.get(name, bytearray())
-                del held[max(0, len(held) - (self._sizes[name] - size)) :]
-                self._files[name].truncate(size - len(held))
-                self._sizes[name] = size
-                self._reserved.pop(name, None)
+                self._files.cut(name, size)
         for text in list(self._strings)[mark.strings :]:
             del self._strings[text]
         self._missing = {key: self._missing[key][:count] for key, count in mark.missing.items()}
@@ -300,31 +279,17 @@ class DatasetBuilder:
         self._checksums = {**mark.checksums, CHECKSUMS: self._checksums.get(CHECKSUMS, 0)}
         self._episodes, self._steps = mark.episodes, mark.steps
 
-    def _append(self, name: str, content: bytes | npt.NDArray[Any], before: int = 0) -> int:
+    def _append(self, name: str, content: Content, before: int = 0) -> int:
         """Put at the end of a file; the checksum of the content, and of what ``before`` is of before it."""
         if isinstance(content, np.ndarray):
             content = content.reshape(-1).view(np.uint8)
-        size = self._sizes[name]
-        self._sizes[name] = size + len(content)
-        if len(content) < _TOGETHER:
-            held = self._held.setdefault(name, bytearray())
-            held += memoryview(content)  # type: ignore[arg-type]
-            if len(held) >= _TOGETHER:
-                self._write_held(name, size + len(content))
-        else:
-            self._write_held(name, size)
-            write_at(self._files[name].fileno(), size, content)
-        if name in _COUNTED:
-            self._checksums[name] = extend_crc32c(self._checksums.get(name, 0), content)
-            return 0
+        self._files.append(name, content)
         return extend_crc32c(before, content)
 
-    def _write_held(self, name: str, size: int) -> None:
-        """Write what is held of a file, which then has ``size`` bytes. If it fails, it is still held."""
-        held = self._held.get(name)
-        if held:
-            write_at(self._files[name].fileno(), size - len(held), bytes(held))
-            held.clear()
+    def _note(self, name: str, content: bytes) -> None:
+        """Put at the end of a file that has one checksum in all, and not one for each episode."""
+        self._files.append(name, content)
+        self._checksums[name] = extend_crc32c(self._checksums.get(name, 0), content)
 
     def _write(
         self, episode: TedEpisode, metadata: Mapping[str, Any], checksums: dict[str, int]
@@ -334,39 +299,29 @@ class DatasetBuilder:
         rows: list[npt.NDArray[Any]] = []
         frames: list[FrameColumn] = []
         columns = 0
-        for spec, offset in zip(self._layout.leaves, self._layout.offsets, strict=True):
-            values, leaf = episode.columns[spec.key], self.leaves[spec.key]
-            if offset is not None:
+        for spec, leaf, in_row in self._parts:
+            values = episode.columns[spec.key]
+            if in_row:
                 if isinstance(values, list):
-                    part: npt.NDArray[Any] = self._codes(values)
+                    rows.append(self._codes(values))
                 else:
-                    part = decoded(leaf, values, 0, length, where)
-                rows.append(part)
+                    rows.append(decoded(leaf, values, length, where))
                 continue
             name = column_name(columns)
             columns += 1
             if isinstance(values, list):
                 checksums[name] = self._append(name, self._codes(values))
                 continue
-            file = self._files[name].fileno()
-            frames.append(FrameColumn(name, file, self._sizes[name], leaf, values, length, where))
-            self._sizes[name] += length * spec.bytes
-            self._reserve(name)
+            place = self._files.claim(name, length * spec.bytes)
+            file = self._files.descriptor(name)
+            frames.append(FrameColumn(name, file, place, leaf, values, length, where))
         if self._packer is not None:
             checksums[ROWS] = self._append(ROWS, self._packer.pack(rows, length))
         for number, spec in enumerate(self.manifest.encoded):
             self._write_encoded(number, self.leaves[spec.key], episode.columns[spec.key], where, checksums)
-        self._append(EPISODES, np.array([self._steps, length], "<i8").tobytes())
-        self._append(METADATA, _LINE.encode(metadata).encode() + b"\n")
+        self._note(EPISODES, _BOUNDS.pack(self._steps, length))
+        self._note(METADATA, _LINE.encode(metadata).encode() + b"\n")
         return frames
-
-    def _reserve(self, name: str) -> None:
-        """Have the disk's blocks set aside ahead of the frames: writing then takes two thirds of the time."""
-        size = self._sizes[name]
-        if size > self._reserved.get(name, 0):
-            self._reserved[name] = size + min(max(size, _LEAST_AHEAD), _MOST_AHEAD)
-            # Where it cannot be done nothing is lost; a full disk is found out when it is written to.
-            _native.reserve_blocks(self._files[name].fileno(), self._reserved[name])
 
     def _write_encoded(
         self, number: int, leaf: Leaf, values: Any, where: str, checksums: dict[str, int]
@@ -374,28 +329,26 @@ class DatasetBuilder:
         """Frames as they are stored, some at a time; absent ones, which are zeros, as none."""
         name, ends = frames_name(number), ends_name(number)
         checksums[name] = checksums[ends] = 0
-        chunk = chunk_of(leaf)
-        for start in range(0, len(values), chunk):
-            stop = min(start + chunk, len(values))
-            contents: Sequence[bytes] = (
-                [b""] * (stop - start) if isinstance(values, np.ndarray) else values.encoded(start, stop)
-            )
-            check_frames(contents, leaf, where, start)
-            sizes = np.array([len(content) for content in contents], np.int64)
-            places = (self._sizes[name] + sizes.cumsum()).astype("<i8")
+        if isinstance(values, np.ndarray):
+            parts: Iterable[KeptFrames] = [KeptFrames(np.zeros(len(values), np.int64), b"")]
+        else:
+            parts = kept_frames(values, leaf, where)
+        for sizes, content in parts:
+            places = (self._files.sizes[name] + sizes.cumsum()).astype("<i8")
             checksums[ends] = self._append(ends, places, checksums[ends])
-            checksums[name] = self._append(name, b"".join(contents), checksums[name])
+            checksums[name] = self._append(name, content, checksums[name])
 
     def _codes(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
         """Texts as their numbers, new ones written down."""
         known = len(self._strings)
         if texts.count(texts[0]) == len(texts):  # one text for all steps, as most episodes have
-            codes = np.full(len(texts), self._strings.setdefault(texts[0], known), np.int32)
+            codes = np.empty(len(texts), np.int32)
+            codes.fill(self._strings.setdefault(texts[0], known))
         else:
             codes = np.array([self._strings.setdefault(text, len(self._strings)) for text in texts], np.int32)
         if len(self._strings) > known:
             new = list(self._strings)[known:]
-            self._append(STRINGS, "".join(json.dumps(text) + "\n" for text in new).encode())
+            self._note(STRINGS, "".join(json.dumps(text) + "\n" for text in new).encode())
         return codes
 
     def skip(self, shard: str, record: int, reason: str) -> None:
@@ -417,9 +370,7 @@ class DatasetBuilder:
         """Make the shards that have ended permanent."""
         if self._saved is self.manifest:
             return
-        for name, file in self._files.items():
-            self._write_held(name, self._sizes[name])
-            os.fsync(file.fileno())
+        self._files.sync()
         self._write_progress(self.manifest)
 
     def end_shard(self, shard: str, at: Mark) -> None:
@@ -449,9 +400,7 @@ class DatasetBuilder:
         """Declare the dataset complete, in one step. What was not committed does not count."""
         if self._saved is not self.manifest:
             self.save()
-        for name, size in self.manifest.sizes().items():
-            if self._sizes[name] != size or name in self._reserved:
-                self._files[name].truncate(size)
+        self._files.trim(self.manifest.sizes())
         os.replace(self.folder / PROGRESS, self.folder / MANIFEST)  # they say the same
         fsync_directory(self.folder)
         self.close()
@@ -459,11 +408,8 @@ class DatasetBuilder:
 
     def close(self) -> None:
         """Close the files and let others in. What was not committed will be cut off."""
-        files, self._files = self._files, {}
         try:
-            with contextlib.ExitStack() as closing:  # all of them, though one may find the disk full
-                for file in files.values():
-                    closing.callback(file.close)
+            self._files.close()
         finally:
             self._lock.release()
 

@@ -22,6 +22,7 @@ from replaybank.datasets.openx.sources.base import (
     as_stored,
     decoded_into,
     kind_of,
+    stored_spans,
 )
 from replaybank.datasets.openx.sources.code_points import texts_of
 from replaybank.storages.channels import exchanged
@@ -203,6 +204,10 @@ class SwappedImages:
         """The frames as they are stored, blue first: to swap them would mean to lose some of each."""
         return self._images.encoded(start, stop)
 
+    def spans(self) -> tuple[bytes, npt.NDArray[np.int64]] | None:
+        """Where they lie as they are stored, if in one piece of memory."""
+        return stored_spans(self._images)
+
     def as_stored(self) -> tuple[Images, bool]:
         """See :func:`~replaybank.datasets.openx.sources.base.as_stored`."""
         return self._images, True
@@ -237,6 +242,11 @@ class FirstImages:
         """Frames ``start`` to ``stop`` as they are stored."""
         first, last, _ = slice(start, stop).indices(self._length)
         return self._images.encoded(first, max(first, last))
+
+    def spans(self) -> tuple[bytes, npt.NDArray[np.int64]] | None:
+        """Where they lie as they are stored, if in one piece of memory."""
+        found = stored_spans(self._images)
+        return None if found is None else (found[0], found[1][: self._length])
 
     def as_stored(self) -> tuple[Images, bool]:
         """See :func:`~replaybank.datasets.openx.sources.base.as_stored`."""

@@ -5,22 +5,29 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from replaybank import _native
 from replaybank.datasets.openx.planes import decode_planes
-from replaybank.datasets.openx.sources.base import FieldSpec, Images
-from replaybank.datasets.openx.sources.images import check_headers
+from replaybank.datasets.openx.sources.base import Images
 from replaybank.datasets.openx.ted import Leaf, check_shape, decode_frames
 from replaybank.storages.room import room_for
+
+Content: TypeAlias = "bytes | memoryview | npt.NDArray[Any]"
+"""What is written: bytes, or a contiguous array."""
 
 FRAME_CHUNK_BYTES = 1 << 19
 """Decoded frames held at a time, however long the episode: what stays in a core's cache between decoding and
 writing, and is written at once."""
+
+WRITE_BACK = 1 << 23
+"""Bytes of a file from which on the disk is told to begin with them. Told of nothing it begins when they are
+to be permanent, and everybody waits: 0.52 seconds a gigabyte instead of 0.36, where it takes 2.7 GB/s. What
+cannot be begun, or goes wrong then, is found out when it is made permanent."""
 
 
 class Stopped(Exception):
@@ -60,7 +67,7 @@ class FrameColumn:
         """
         dtype = np.dtype(self.leaf.dtype)
         chunk = chunk_of(self.leaf)
-        crc, at = 0, self.offset
+        crc, at, begun = 0, self.offset, self.offset
         for start in range(0, self.length, chunk):
             if self.stop.is_set():
                 raise Stopped
@@ -73,21 +80,29 @@ class FrameColumn:
             crc = extend_crc32c(crc, content)
             write_at(self.file, at, content)
             at += content.nbytes
+            if at - begun >= WRITE_BACK:
+                _native.start_write_back(self.file, begun, at - begun)
+                begun = at
         return crc
+
+    @property
+    def end(self) -> int:
+        """Where the last frame ends in the file."""
+        return self.offset + self.length * np.dtype(self.leaf.dtype).itemsize * math.prod(self.leaf.shape)
 
     def _check(self, shape: tuple[int, ...]) -> None:
         check_shape(self.leaf, shape, self.where)
 
 
-def decoded(leaf: Leaf, values: Any, start: int, stop: int, where: str) -> npt.NDArray[Any]:
-    """Steps ``start`` to ``stop`` of a leaf as numbers, frames decoded.
+def decoded(leaf: Leaf, values: Any, length: int, where: str) -> npt.NDArray[Any]:
+    """The first steps of a leaf as numbers, frames decoded.
 
     Raises:
         DataFormatError: a frame cannot be decoded or is not of the dataset's shape.
     """
     if isinstance(values, np.ndarray):
-        return values[start:stop]
-    part = decode_frames(values, start, stop)
+        return values if len(values) == length else values[:length]
+    part = decode_frames(values, 0, length)
     check_shape(leaf, part.shape[1:], where)
     return part
 
@@ -98,21 +113,7 @@ def chunk_of(leaf: Leaf) -> int:
     return max(1, FRAME_CHUNK_BYTES // max(item, 1))
 
 
-def check_frames(contents: Sequence[bytes], leaf: Leaf, where: str, start: int = 0) -> None:
-    """Compare what encoded frames, from number ``start`` on, say of themselves with what the dataset has.
-
-    O(frames).
-
-    Raises:
-        DataFormatError: one is no JPEG or PNG, or of another shape or dtype.
-    """
-    channels, height, width = leaf.shape
-    spec = FieldSpec("image", (height, width, channels), leaf.dtype)
-    name = "/".join(leaf.source if leaf.source is not None else leaf.key)
-    check_headers(contents, spec, f"{where}: {name}", start)
-
-
-def extend_crc32c(crc: int, content: bytes | npt.NDArray[Any]) -> int:
+def extend_crc32c(crc: int, content: Content) -> int:
     """The CRC-32C of what ``crc`` is of and of ``content`` behind it. O(bytes), 10 GB/s.
 
     Raises:
@@ -128,9 +129,9 @@ def extend_crc32c(crc: int, content: bytes | npt.NDArray[Any]) -> int:
     return extended
 
 
-def write_at(file: int, offset: int, content: bytes | npt.NDArray[Any]) -> None:
+def write_at(file: int, offset: int, content: Content) -> None:
     """Write bytes, or a contiguous array, at a place of a file. O(bytes)."""
-    left = memoryview(content if isinstance(content, bytes) else content.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    left = memoryview(content.reshape(-1).view(np.uint8) if isinstance(content, np.ndarray) else content)  # type: ignore[arg-type]
     while left:
         written = os.pwrite(file, left, offset)
         left, offset = left[written:], offset + written

@@ -67,6 +67,18 @@ def decoded_into(
     return images.decode(start, stop) if into is None else into(room, start, stop)
 
 
+def stored_spans(images: Images) -> tuple[bytes, npt.NDArray[np.int64]] | None:
+    """Where the frames lie as they are stored, if they all lie in one piece of memory. O(1).
+
+    Those that do have a method ``spans()``.
+
+    Returns:
+        That memory, and of each frame its place and its size there: int64 ``[T, 2]``, not always contiguous.
+    """
+    found: Callable[[], tuple[bytes, npt.NDArray[np.int64]] | None] | None = getattr(images, "spans", None)
+    return None if found is None else found()
+
+
 def as_stored(images: Images) -> tuple[Images, bool]:
     """The same frames without an exchange of channels, and whether there is one to be made. O(1).
 

@@ -20,7 +20,7 @@ JPEG_START: Final = b"\xff\xd8\xff"
 PNG_START: Final = b"\x89PNG\r\n\x1a\n"
 JPEG_COLORSPACES: Final = {1: "GRAY", 3: "RGB"}
 PNG_MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
-_PNG_HEADER_SIZE: Final = 26
+PNG_HEADER_SIZE: Final = 26
 _PNG_GRAYSCALE: Final = 0
 PIXEL_FLOAT_BYTES: Final = 4
 """A float32 depth value lies bit-cast in the four 8-bit channels of an RGBA pixel."""
@@ -81,6 +81,10 @@ class EncodedImages:
     def encoded(self, start: int = 0, stop: int | None = None) -> list[bytes]:
         """Frames ``start`` to ``stop`` as they are stored, one ``bytes`` a step. O(their bytes)."""
         return [self._payload[at : at + size] for at, size in self._spans[start:stop].tolist()]
+
+    def spans(self) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """The payload, and where the frames lie in it. O(1)."""
+        return self._payload, self._spans
 
     def decode(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Frames ``start`` to ``stop``, ``[n, H, W, C]`` in the declared dtype; colour is RGB.
@@ -238,7 +242,7 @@ def _jpeg_header(frame: bytes | memoryview, place: str) -> _Header:
 
 
 def _png_header(frame: bytes | memoryview, place: str) -> _Header:
-    if len(frame) < _PNG_HEADER_SIZE or bytes(frame[12:16]) != b"IHDR":
+    if len(frame) < PNG_HEADER_SIZE or bytes(frame[12:16]) != b"IHDR":
         raise DataFormatError(f"{place} cannot be decoded: a PNG of {len(frame)} bytes without a header")
     width, height = (int.from_bytes(frame[at : at + 4], "big") for at in (16, 20))
     bits, color_type = frame[24], frame[25]
