@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -271,8 +272,8 @@ class DatasetBuilder:
         for name, size in mark.sizes.items():
             if name != CHECKSUMS:  # only what is settled is in it
                 self._files.cut(name, size)
-        for text in list(self._strings)[mark.strings :]:
-            del self._strings[text]
+        while len(self._strings) > mark.strings:
+            self._strings.popitem()
         self._missing = {key: self._missing[key][:count] for key, count in mark.missing.items()}
         self._faults = Counter(mark.faults)
         del self._skipped[mark.skipped :]
@@ -347,7 +348,7 @@ class DatasetBuilder:
         else:
             codes = np.array([self._strings.setdefault(text, len(self._strings)) for text in texts], np.int32)
         if len(self._strings) > known:
-            new = list(self._strings)[known:]
+            new = reversed(list(islice(reversed(self._strings), len(self._strings) - known)))
             self._note(STRINGS, "".join(json.dumps(text) + "\n" for text in new).encode())
         return codes
 

@@ -51,8 +51,7 @@ class GrowingFiles:
         found = file.seek(0, os.SEEK_END)
         if found < size:
             raise DataFormatError(f"{path} has {found} bytes, the progress says {size}: {ANEW}")
-        if found > size:
-            file.truncate(size)
+        file.truncate(size)  # of the same size too: gives back what was reserved behind it
         self.sizes[name] = self._begun[name] = size
         self._held[name] = bytearray()
 

@@ -125,6 +125,7 @@ def test_a_negative_start_is_refused() -> None:
 
 @pytest.mark.parametrize("block", [16, 64, 1 << 20])
 def test_a_flipped_bit_is_found_at_every_byte_and_its_record_named(block: int) -> None:
+    """C88, flipped bytes."""
     for position in range(len(SMALL)):
         damaged = bytearray(SMALL)
         damaged[position] ^= 1 << (position % 8)
@@ -140,6 +141,7 @@ def test_a_flipped_bit_is_found_at_every_byte_and_its_record_named(block: int) -
 
 @pytest.mark.parametrize("block", [16, 1 << 20])
 def test_a_file_cut_inside_a_record_is_found_at_every_position(block: int) -> None:
+    """C88, files cut short."""
     for size in range(len(SMALL)):
         for source in (io.BytesIO(SMALL[:size]), Stream(SMALL[:size], 50)):
             given_before: list[Record] = []
@@ -174,6 +176,7 @@ def test_one_can_go_on_after_a_corrupt_payload() -> None:
 @pytest.mark.parametrize("true_checksum", [False, True])
 @pytest.mark.parametrize("start", [0, 3])
 def test_an_absurd_length_allocates_nothing(length: int, true_checksum: bool, start: int) -> None:
+    """C88, lengths."""
     header = struct.pack("<Q", length)
     checksum = struct.pack("<I", twin.masked_crc(header) if true_checksum else 0)
     data = SMALL[: OFFSETS[2]] + header + checksum + b"z" * 500
