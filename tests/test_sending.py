@@ -244,6 +244,11 @@ def datasets(root: Path) -> Iterator[tuple[str, Asked]]:
         mixture = OpenXMixture({"a": 1, "b": 2}, 6, slice_len=3, source=sources, generator=seeded(), **where)
         mixture.sample()
         yield f"mixture {name}", ("ask_dataset", mixture)
+        some = OpenXExperienceReplay(
+            "a", 6, slice_len=3, source=sources["a"], generator=seeded(), episodes=[1, 3], **where
+        )
+        some.sample()
+        yield f"selection {name}", ("ask_dataset", some)
 
 
 def answer(asked: Asked) -> Any:

@@ -132,3 +132,28 @@ def test_what_a_full_disk_did_not_take_is_still_held(tmp_path: Path, monkeypatch
     files.sync()
     files.close()
     assert (tmp_path / "a").read_bytes() == b"abc"
+
+
+def test_a_file_is_cut_while_the_error_of_a_write_is_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(growing, "TOGETHER", 16)
+    files = GrowingFiles(tmp_path)
+    found: list[int | None] = []
+    files.open("a", 0)
+    files.append("a", b"kept")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", full)
+        try:
+            files.append("a", b"a dozen more")
+        except OSError as error:
+            found.append(error.errno)
+            files.cut("a", 4)
+    files.append("a", b", and more")
+    files.sync()
+    files.close()
+    assert found == [errno.ENOSPC]
+    assert (tmp_path / "a").read_bytes() == b"kept, and more"

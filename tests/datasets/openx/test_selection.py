@@ -148,7 +148,16 @@ def test_numbers_come_in_any_form_and_order(given_: Any, wanted: list[int]) -> N
         ([3, 1, 3], 5, ValueError, "names episode 3 more than once"),
         ([4, -1], 5, ValueError, "names episode 4 more than once"),
         ([], 5, ValueError, "No episode is selected"),
-        (slice(9, None), 5, ValueError, "No episode is selected"),
+        (slice(9, None), 5, ValueError, "No episode is selected by .*: there are 5"),
+        (slice(None, None, 0), 5, ValueError, "episodes=.*step cannot be zero"),
+        (slice("a"), 5, TypeError, "episodes=.*indices must be integers"),
+        (range(10**15), 5, IndexError, "Episode 999999999999999 is out of range: there are 5."),
+        (range(10**15), None, IndexError, "Episode 999999999999999 is out of range"),
+        (range(3, 3), 5, ValueError, "No episode is selected"),
+        ([2**70], 5, IndexError, f"Episode {2**70} is out of range: there are 5."),
+        (np.array([2**64 - 1], np.uint64), 5, IndexError, f"Episode {2**64 - 1} is out of range"),
+        (torch.ones(2, dtype=torch.bfloat16), 5, TypeError, "picked by whole numbers, got 1.0"),
+        (torch.ones(2, requires_grad=True), 5, TypeError, "picked by whole numbers, got 1.0"),
         (slice(2), None, ValueError, "is not known, so there is no slice"),
         ([-1], None, IndexError, "how many there are is not known"),
         (3, 5, TypeError, "episodes=3: give the numbers of episodes, such as"),
@@ -164,6 +173,18 @@ def test_numbers_come_in_any_form_and_order(given_: Any, wanted: list[int]) -> N
 def test_what_picks_no_episodes_is_refused(given_: Any, count: int | None, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         selected(given_, count)
+
+
+@pytest.mark.parametrize("make", ["stored", "streamed"])
+def test_statistics_are_of_episodes_that_are_picked_alike(make: str, plain: Path) -> None:
+    replay = stored(plain) if make == "stored" else streamed(Recorded())
+    wanted = replay.stats(["action"], episodes=[2, 3])["action",]
+    for same in (slice(2, 4), [3, 2, 3], np.array([2, 3], np.uint64), {2, 3}):
+        assert torch.equal(replay.stats(["action"], episodes=same)["action",].mean, wanted.mean)  # type: ignore[arg-type]
+    for wrong in ([2.9], torch.tensor([2.9]), [False, True], torch.ones(len(LENGTHS), dtype=torch.bool)):
+        with pytest.raises(TypeError, match="picked by whole numbers, got"):
+            replay.stats(["action"], episodes=wrong)  # type: ignore[arg-type]
+    replay.close()
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=20))

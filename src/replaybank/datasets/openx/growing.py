@@ -102,8 +102,9 @@ class GrowingFiles:
 
     def cut(self, name: str, size: int) -> None:
         """Cut off what is behind a size; nobody else is writing any more."""
-        held = self._held[name]
-        del held[max(0, len(held) - (self.sizes[name] - size)) :]
+        # Anew: the error of a write that failed may still have a view of what is held.
+        held = self._held[name][: max(0, len(self._held[name]) - (self.sizes[name] - size))]
+        self._held[name] = held
         self._opened[name].truncate(size - len(held))
         self.sizes[name] = size
         self._begun[name] = min(self._begun[name], size)

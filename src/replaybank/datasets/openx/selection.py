@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,27 +16,38 @@ from replaybank.showing import Words
 MOST_NUMBERS = 10
 """Of selected episodes that an error names."""
 
+_MOST = 1 << 31
+"""Episodes that a dataset can have: the entry ``"episode"`` is int32."""
 
-def episodes_chosen(episodes: Sequence[int] | Tensor, count: int | None) -> Tensor:
+
+def episodes_chosen(episodes: Any, count: int | None) -> Tensor:
     """Numbers of the episodes that count, int64, sorted, each once.
 
     Args:
-        episodes: as given; negative ones count from the end.
+        episodes: whole numbers, or a slice; negative ones count from the end.
         count: how many episodes there are; None: that is not known.
 
     Raises:
         IndexError: there is no such episode.
-        ValueError: none is selected.
+        ValueError: none is selected; or a slice of an unknown number.
+        TypeError: they are no whole numbers.
     """
-    numbers = torch.as_tensor(episodes, dtype=torch.int64).reshape(-1)
+    return _chosen(_numbers(episodes, count), count)
+
+
+def _chosen(numbers: Tensor, count: int | None) -> Tensor:
     if not len(numbers):
         raise ValueError("No episode is selected: give the number of one at least.")
     bad = numbers[numbers < 0] if count is None else numbers[(numbers < -count) | (numbers >= count)]
     if len(bad):
-        there = "how many there are is not known" if count is None else f"there are {count}"
-        raise IndexError(f"Episode {int(bad[0])} is out of range: {there}.")
+        raise _out_of_range(int(bad[0]), count)
     chosen: Tensor = torch.where(numbers < 0, numbers + (count or 0), numbers).unique()
     return chosen
+
+
+def _out_of_range(number: int, count: int | None) -> IndexError:
+    there = "how many there are is not known" if count is None else f"there are {count}"
+    return IndexError(f"Episode {number} is out of range: {there}.")
 
 
 def selected(episodes: Any, count: int | None) -> Tensor:
@@ -54,15 +65,8 @@ def selected(episodes: Any, count: int | None) -> Tensor:
     >>> selected([4, 0, -2], 5).tolist(), selected(slice(None, 2), 5).tolist()
     ([0, 3, 4], [0, 1])
     """
-    if isinstance(episodes, slice):
-        if count is None:
-            raise ValueError(
-                f"episodes={episodes}: how many episodes there are is not known, so there is no slice of "
-                "them: give their numbers"
-            )
-        episodes = range(count)[episodes]
-    numbers = torch.from_numpy(_whole_numbers(episodes))
-    chosen = episodes_chosen(numbers, count)
+    numbers = _numbers(episodes, count)
+    chosen = _chosen(numbers, count)
     if len(chosen) != len(numbers):
         there = torch.where(numbers < 0, numbers + (count or 0), numbers)
         values, counts = there.unique(return_counts=True)
@@ -72,19 +76,57 @@ def selected(episodes: Any, count: int | None) -> Tensor:
     return chosen
 
 
-def _whole_numbers(episodes: Any) -> npt.NDArray[np.int64]:
-    if isinstance(episodes, Tensor):
-        episodes = episodes.cpu().numpy()
-    one = isinstance(episodes, np.ndarray) and not episodes.ndim
+def _numbers(episodes: Any, count: int | None) -> Tensor:
+    """The numbers as they are given, int64. Raises what :func:`episodes_chosen` does, but of the range."""
+    if isinstance(episodes, slice):
+        episodes = _range_of(episodes, count)
+    if isinstance(episodes, range):
+        for end in (episodes[:1], episodes[-1:]):  # before memory is taken for all of them
+            if end and not (0 if count is None else -count) <= end[0] < (_MOST if count is None else count):
+                raise _out_of_range(end[0], count)
+        return (
+            torch.arange(episodes.start, episodes.stop, episodes.step) if episodes else torch.empty(0).long()
+        )
+    numbers = _whole_numbers(episodes)
+    beyond = (
+        [number for number in numbers if not -_MOST <= number < _MOST] if isinstance(numbers, list) else []
+    )
+    if beyond:
+        raise _out_of_range(beyond[0], count)
+    return torch.from_numpy(np.asarray(numbers, dtype=np.int64))
+
+
+def _range_of(episodes: slice, count: int | None) -> range:
+    if count is None:
+        raise ValueError(
+            f"episodes={episodes}: how many episodes there are is not known, so there is no slice of "
+            "them: give their numbers"
+        )
+    try:
+        numbers = range(count)[episodes]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"episodes={episodes}: {error}") from None
+    if not numbers:
+        raise ValueError(f"No episode is selected by episodes={episodes}: there are {count}.")
+    return numbers
+
+
+def _whole_numbers(episodes: Any) -> npt.NDArray[Any] | list[int]:
+    if isinstance(episodes, Tensor) and episodes.ndim:
+        whole = not (episodes.is_floating_point() or episodes.is_complex())
+        episodes = episodes.detach().cpu()
+        episodes = episodes.numpy() if whole else episodes.tolist()
+    one = isinstance(episodes, (np.ndarray, Tensor)) and not episodes.ndim
     if one or isinstance(episodes, (str, bytes)) or not isinstance(episodes, Iterable):
         raise TypeError(f"episodes={episodes!r}: give the numbers of episodes, such as [0, 4] or range(10)")
     if isinstance(episodes, np.ndarray) and episodes.ndim == 1 and episodes.dtype.kind in "iu":
-        return episodes.astype(np.int64)
+        # Numbers that int64 does not have would come to be others.
+        return episodes.tolist() if episodes.dtype == np.uint64 else episodes.astype(np.int64)
     given = list(episodes)
     wrong = [one for one in given if not _is_whole(one)]
     if wrong:
         raise TypeError(f"episodes are picked by whole numbers, got {wrong[0]!r} among them")
-    return np.array([operator.index(one) for one in given], dtype=np.int64)
+    return [operator.index(one) for one in given]
 
 
 def _is_whole(number: Any) -> bool:
@@ -120,7 +162,7 @@ def place_in(numbers: Tensor | None, number: int, count: int) -> int:
     return place
 
 
-def chosen_of(numbers: Tensor, episodes: Sequence[int] | Tensor, count: int | None) -> Tensor:
+def chosen_of(numbers: Tensor, episodes: Any, count: int | None) -> Tensor:
     """Those of the selected episodes that count, int64, ascending. As :func:`episodes_chosen`, and raises
 
     IndexError: one is not selected.

@@ -332,7 +332,9 @@ class DatasetStorage(Storage):
         check_same_episodes(chosen, self.episodes)
 
     def __reduce__(self) -> tuple[type[DatasetStorage], tuple[Path, Sequence[str | Key] | None, Any]]:
-        return type(self), (self.folder, self._image_keys, self.episodes)
+        # No tensor: one that is sent to a process by itself goes through memory that both share.
+        chosen = None if self.episodes is None else self.episodes.numpy()
+        return type(self), (self.folder, self._image_keys, chosen)
 
     def whole(self) -> DatasetStorage:
         """All episodes of the dataset."""
