@@ -24,7 +24,7 @@ public:
 
     bool none() const { return none_; }
     bool is(int dims) const { return held_ && view_.ndim == dims; }
-    std::int64_t size(int dim) const { return held_ ? view_.shape[dim] : 0; }
+    std::int64_t size(int dim) const { return held_ && dim < view_.ndim ? view_.shape[dim] : 0; }
     std::int64_t item() const { return held_ ? view_.itemsize : 0; }
     template <class T>
     T* data() const {

@@ -224,3 +224,12 @@ def test_places_that_are_none_are_refused(ends: Any, places: Any, first: int) ->
         put_each(frames, np.asarray(ends), first, np.asarray(places), FITS, after)
     assert not FITS.any()
     assert not after.any()
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 4, 5), (1, 2, 4, 5, 3)])
+def test_frames_of_other_dimensions_are_refused(shape: tuple[int, ...]) -> None:
+    frames = np.ones(shape, np.uint8)
+    for ends, places in ((np.arange(3), np.arange(2)), (np.array(0), np.array(0))):
+        with pytest.raises(ValueError, match="cannot be put into"):
+            put_each(frames, ends, 0, places, FITS)
+    assert not FITS.any()

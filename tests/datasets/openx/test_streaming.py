@@ -544,6 +544,14 @@ def test_a_worker_that_is_spawned_reads_its_share_and_counts_epochs() -> None:
     assert int(streamed.sampler._epochs[1]) == 1  # type: ignore[attr-defined]
 
 
+def test_more_or_fewer_workers_than_before_still_read_each_episode_once() -> None:
+    warnings.filterwarnings("ignore", message="This DataLoader will create 3 worker")
+    streamed = stream(source=source_of(4, 4, 4))
+    for workers in (1, 3, 3, 2, 3):
+        loader = DataLoader(streamed, batch_size=None, num_workers=workers, collate_fn=same)
+        assert sorted(numbers(loader)) == list(range(12)), workers
+
+
 def test_workers_that_stay_go_on_into_the_next_epoch() -> None:
     streamed = stream(slice_len=2, strict_length=False)
     loader = DataLoader(streamed, batch_size=None, num_workers=2, collate_fn=same, persistent_workers=True)

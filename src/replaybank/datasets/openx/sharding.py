@@ -61,13 +61,15 @@ def rank_share(rank: int | None, world_size: int | None) -> Share:
 def worker_share(share: Share) -> tuple[Share, int]:
     """The part of a rank's share that is for this process, and the process's number.
 
-    In a worker of a :class:`torch.utils.data.DataLoader` that is the worker's part and its number from 1;
-    elsewhere the whole share, and 0.
+    In a worker of a :class:`torch.utils.data.DataLoader` that is the worker's part, and a number from 1 on
+    that only this one of so many workers has: what is counted by it is alike for all of them, also after
+    passes with more or fewer. Elsewhere the whole share, and 0.
     """
     worker = torch.utils.data.get_worker_info()
     if worker is None:
         return share, 0
-    return share.split(worker.id, worker.num_workers), worker.id + 1
+    before = worker.num_workers * (worker.num_workers - 1) // 2
+    return share.split(worker.id, worker.num_workers), before + worker.id + 1
 
 
 @dataclass(frozen=True)

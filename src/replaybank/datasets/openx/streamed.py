@@ -33,8 +33,8 @@ BUFFER_BYTES = 1 << 28
 """Encoded episodes to draw from: some thousand short ones with one camera."""
 MAX_THREADS = 4
 """Threads that decode where nothing was said: more only help with many cameras."""
-WORKERS = 1024
-"""Workers of a DataLoader that count their epochs each for itself."""
+WORKERS = 1 << 13
+"""Counters of epochs, by the numbers of workers: each one of one worker, of two, and so on up to 127."""
 
 SAMPLED, ITERATED, RESTARTED = 0, 1, 2
 """Series of epochs: those that ``sample`` goes through, those of ``for`` loops, and all beyond: restarts."""

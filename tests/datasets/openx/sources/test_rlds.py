@@ -422,6 +422,10 @@ def test_fields_that_the_schema_does_not_have_are_passed_over(tmp_path: Path) ->
         ({"steps/x": np.array([1, 2])}, "field 'x' is declared as float32 and stored as ints"),
         ({"steps/t": floats(1)}, "field 't' is declared as text and stored as floats"),
         ({"steps/reward": [b"1"]}, "field 'reward' is declared as float32 and stored as byte strings"),
+        (
+            {"steps/reward": floats(1), "steps/none": [b"1"]},
+            "field 'none' is declared as float32 and stored as byte strings",
+        ),
         ({}, "the episode has no steps"),
         ({"steps/reward": floats()}, "the episode has no steps"),
     ],
@@ -429,7 +433,7 @@ def test_fields_that_the_schema_does_not_have_are_passed_over(tmp_path: Path) ->
 def test_an_episode_whose_fields_do_not_agree_is_an_error_that_names_it(
     tmp_path: Path, episode: Mapping[str, Any], words: str
 ) -> None:
-    steps = {**REWARD, "x": tensor([2], "float32"), "t": {"text": {}}}
+    steps = {**REWARD, "x": tensor([2], "float32"), "none": tensor([0], "float32"), "t": {"text": {}}}
     shard = tmp_path / "toy-train.tfrecord-00000-of-00001"
     with pytest.raises(DataFormatError, match=f"^toy: {shard}, record 0: {words}"):
         one(tmp_path, steps, episode)

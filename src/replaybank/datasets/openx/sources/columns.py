@@ -166,9 +166,11 @@ class EpisodeDecoder:
         return _disagree(first, rows[row][1] // each, key, found)
 
     def _unfit(self, payload: bytes, rows: Rows, which: int) -> DataFormatError:
-        """Which of the numbers of one field does not fit its dtype."""
+        """Why the numbers of one field cannot be had: those of empty values were not looked at before."""
         key, numbers = self._numbers[which]
-        _, count, offset, span = rows[numbers.row]
+        kind, count, offset, span = rows[numbers.row]
+        if kind != numbers.kind:
+            return wrong_kind(key, numbers.spec, kind)
         values = np.empty(count, numbers.dtype)
         return unfit(key, numbers, _native.decode_numbers(payload, offset, span, numbers.code, values, count))
 
