@@ -20,6 +20,7 @@
 #include "cuts.hpp"
 #include "example_values.hpp"
 #include "gather.hpp"
+#include "held.hpp"
 #include "memory.hpp"
 #include "next_leaves.hpp"
 #include "pickle_loop.hpp"
@@ -83,25 +84,14 @@ void bind_gather(nb::module_& m) {
     // microsecond each. False where one is not contiguous or has another number of bytes.
     m.def("scatter_arrays", [](Address plan, Count n, const nb::list& arrays) {
         const auto* leaves = leaves_at(plan);
-        std::vector<Py_buffer> held;
-        held.reserve(arrays.size());
+        const replaybank::HeldList held(arrays);
+        bool good = held.all();
         Addresses addresses;
-        addresses.reserve(arrays.size());
-        bool good = true;
-        for (std::size_t i = 0; good && i < arrays.size(); ++i) {
-            Py_buffer view;
-            if (PyObject_GetBuffer(arrays[i].ptr(), &view, PyBUF_SIMPLE) != 0) {
-                PyErr_Clear();
-                good = false;
-                break;
-            }
-            held.push_back(view);
-            good = static_cast<Count>(view.len) == n * leaves[i].bytes;
-            addresses.push_back(reinterpret_cast<Address>(view.buf));
+        for (std::size_t i = 0; good && i < held.count(); ++i) {
+            good = held.bytes(i) == n * leaves[i].bytes;
+            addresses.push_back(reinterpret_cast<Address>(held.data(i)));
         }
-        good = good && replaybank::scatter_run(leaves, size_of(addresses), n, 0, n, addresses.data(), 1) == -1;
-        for (auto& view : held) PyBuffer_Release(&view);
-        return good;
+        return good && replaybank::scatter_run(leaves, size_of(addresses), n, 0, n, addresses.data(), 1) == -1;
     });
     m.def(
         "flatten_index",
@@ -124,39 +114,30 @@ void bind_cuts(nb::module_& m) {
     m.def("cut_slice", [](const std::vector<Count>& plan, const nb::list& arrays, Count place, Count length, Count start,
                           Count steps, Count there, std::int32_t number, bool terminated) {
         const cuts::Slice slice{place, length, start, steps, there};
-        bool good = slice.good() && static_cast<Count>(plan.size()) ==
-                                        cuts::kMarks + cuts::kEach * static_cast<Count>(arrays.size());
-        std::vector<Py_buffer> held;
-        held.reserve(arrays.size());
+        const replaybank::HeldList held(arrays);
+        const auto count = static_cast<Count>(arrays.size());
+        if (!slice.good() || !held.all() ||
+            static_cast<Count>(plan.size()) != cuts::kMarks + cuts::kEach * count)
+            return false;
+        const auto array = [&plan](std::size_t i) {
+            return plan.data() + cuts::kMarks + cuts::kEach * static_cast<Count>(i);
+        };
         Count bytes = 0;
-        for (std::size_t i = 0; good && i < arrays.size(); ++i) {
-            Py_buffer view;
-            if (PyObject_GetBuffer(arrays[i].ptr(), &view, PyBUF_SIMPLE) != 0) {
-                PyErr_Clear();
-                good = false;
-                break;
-            }
-            held.push_back(view);
-            const auto* array = plan.data() + cuts::kMarks + cuts::kEach * static_cast<Count>(i);
-            good = static_cast<Count>(view.len) == cuts::wanted(array, slice) * array[2];
-            bytes += static_cast<Count>(view.len);
+        for (std::size_t i = 0; i < held.count(); ++i) {
+            if (held.bytes(i) != cuts::wanted(array(i), slice) * array(i)[2]) return false;
+            bytes += held.bytes(i);
         }
         const auto copy = [&] {
-            const auto* array = plan.data() + cuts::kMarks;
-            for (const auto& view : held) {
-                cuts::copy(array, slice, view.buf);
-                array += cuts::kEach;
-            }
+            for (std::size_t i = 0; i < held.count(); ++i) cuts::copy(array(i), slice, held.data(i));
             cuts::mark(plan.data(), slice, number, terminated);
         };
-        if (good && bytes >= kReleased) {
+        if (bytes >= kReleased) {
             nb::gil_scoped_release released;
             copy();
-        } else if (good) {
+        } else {
             copy();
         }
-        for (auto& view : held) PyBuffer_Release(&view);
-        return good;
+        return true;
     });
 }
 

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace replaybank {
 
@@ -34,6 +35,39 @@ public:
 private:
     bool none_, held_;
     Py_buffer view_;
+};
+
+// The bytes of each array of a list. The GIL must be held where one is made and where it ends.
+class HeldList {
+public:
+    explicit HeldList(const nanobind::list& arrays) : wanted_(arrays.size()) {
+        views_.reserve(wanted_);
+        for (nanobind::handle array : arrays) {
+            Py_buffer view;
+            if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) {
+                PyErr_Clear();
+                return;
+            }
+            views_.push_back(view);
+        }
+    }
+    HeldList(const HeldList&) = delete;
+    HeldList& operator=(const HeldList&) = delete;
+    ~HeldList() {
+        for (auto& view : views_) PyBuffer_Release(&view);
+    }
+
+    // Whether all are arrays, and contiguous; the bytes of each may be asked for only then.
+    bool all() const { return views_.size() == wanted_; }
+    std::size_t count() const { return wanted_; }
+    std::int64_t bytes(std::size_t i) const { return view(i).len; }
+    const void* data(std::size_t i) const { return view(i).buf; }
+
+private:
+    const Py_buffer& view(std::size_t i) const { return views_[i]; }
+
+    std::size_t wanted_;
+    std::vector<Py_buffer> views_;
 };
 
 }  // namespace replaybank
