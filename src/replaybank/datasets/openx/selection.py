@@ -81,9 +81,10 @@ def _numbers(episodes: Any, count: int | None) -> Tensor:
     if isinstance(episodes, slice):
         episodes = _range_of(episodes, count)
     if isinstance(episodes, range):
-        for end in (episodes[:1], episodes[-1:]):  # before memory is taken for all of them
-            if end and not (0 if count is None else -count) <= end[0] < (_MOST if count is None else count):
-                raise _out_of_range(end[0], count)
+        # Before memory is taken for all of them.
+        bad = _first_outside(episodes, 0 if count is None else -count, _MOST if count is None else count)
+        if bad is not None:
+            raise _out_of_range(bad, count)
         return (
             torch.arange(episodes.start, episodes.stop, episodes.step) if episodes else torch.empty(0).long()
         )
@@ -94,6 +95,20 @@ def _numbers(episodes: Any, count: int | None) -> Tensor:
     if beyond:
         raise _out_of_range(beyond[0], count)
     return torch.from_numpy(np.asarray(numbers, dtype=np.int64))
+
+
+def _first_outside(numbers: range, low: int, high: int) -> int | None:
+    """The first that is not in ``[low, high)``. O(1).
+
+    >>> _first_outside(range(9), -6, 6), _first_outside(range(5, -9, -4), -6, 6)
+    (6, -7)
+    """
+    if not numbers or (low <= numbers[0] < high and low <= numbers[-1] < high):
+        return None
+    if not low <= numbers[0] < high:
+        return numbers[0]
+    beyond = high if numbers.step > 0 else low - 1
+    return numbers[-((numbers[0] - beyond) // numbers.step)]
 
 
 def _range_of(episodes: slice, count: int | None) -> range:
