@@ -111,15 +111,10 @@ def test_a_closed_line_gives_nothing_and_its_items_are_closed() -> None:
     ahead.close()
 
 
-def test_closing_wakes_who_waits() -> None:
-    started, blocked = threading.Event(), threading.Event()
-
-    def items() -> Iterator[int]:
-        started.set()
-        blocked.wait()
-        yield 1
-
-    ahead = line(items())
+def assert_closing_wakes_its_reader(
+    ahead: Ahead[int, Any], began: threading.Event, blocked: threading.Event
+) -> None:
+    """Once something ``began`` that lasts until ``blocked`` is set."""
     errors = []
 
     def read() -> None:
@@ -130,13 +125,25 @@ def test_closing_wakes_who_waits() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    started.wait()
+    began.wait()
     closer = threading.Thread(target=ahead.close)
     closer.start()
     reader.join()
     assert errors == ["This stream has been closed."]
     blocked.set()
     closer.join()
+
+
+def test_closing_wakes_who_waits() -> None:
+    started, blocked = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        started.set()
+        blocked.wait()
+        yield 1
+
+    ahead = line(items())
+    assert_closing_wakes_its_reader(ahead, started, blocked)
 
 
 def test_what_is_ready_is_prepared_again_in_another_way() -> None:
@@ -201,23 +208,7 @@ def test_closing_wakes_who_waits_for_a_result() -> None:
         blocked.wait()
 
     ahead = line([1], prepare=prepare, threads=1)
-    errors = []
-
-    def read() -> None:
-        try:
-            ahead.next()
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    began.wait()
-    closer = threading.Thread(target=ahead.close)
-    closer.start()
-    reader.join()
-    assert errors == ["This stream has been closed."]
-    blocked.set()
-    closer.join()
+    assert_closing_wakes_its_reader(ahead, began, blocked)
 
 
 # --- the dataset -------------------------------------------------------------------------------------------

@@ -157,3 +157,17 @@ def test_a_file_is_cut_while_the_error_of_a_write_is_handled(
     files.close()
     assert found == [errno.ENOSPC]
     assert (tmp_path / "a").read_bytes() == b"kept, and more"
+
+
+def test_what_a_killed_one_reserved_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 100)
+    with path.open("r+b") as file:
+        if _native.reserve_blocks(file.fileno(), 1 << 20) != 0:
+            pytest.skip("this file system sets no blocks aside")
+    assert path.stat().st_blocks * 512 >= 1 << 20
+    files = GrowingFiles(tmp_path)
+    files.open("a", 100)
+    files.close()
+    assert path.stat().st_blocks * 512 < 1 << 20
+    assert path.read_bytes() == b"x" * 100
